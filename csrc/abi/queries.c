@@ -31,9 +31,9 @@ void tms_api_reset_peaks(void) {
     if (state) tms_inspect_reset_peaks(&state->saver);
 }
 
-tms_status_t tms_api_find(uint64_t address, tms_segment_info_t *row) {
+tms_status_t tms_api_find(uint64_t address, uint64_t bytes, tms_segment_info_t *row) {
     tms_state_t *state = tms_state_if_made();
-    return state ? tms_inspect_find(&state->saver, address, row) : TMS_NOT_MANAGED;
+    return state ? tms_inspect_find(&state->saver, address, bytes, row) : TMS_NOT_MANAGED;
 }
 
 tms_status_t tms_api_export_memory(uint64_t address, tms_export_t *exported, tms_error_t *error) {

@@ -118,7 +118,7 @@ tms_cuda_error_t cudaIpcGetMemHandle(void *handle, void *address) {
     tms_segment_info_t row;
     tms_cuda_error_t result;
     TMS_CALL_REAL(result, state, cudaIpcGetMemHandle, handle, address);
-    if (result == TMS_CUDA_SUCCESS || !state || tms_inspect_find(&state->saver, (uintptr_t)address, &row) != TMS_OK)
+    if (result == TMS_CUDA_SUCCESS || !state || tms_inspect_find(&state->saver, (uintptr_t)address, 1, &row) != TMS_OK)
         return result;
     tms_log_once(
         &state->log, &state->warned_no_ipc, TMS_LOG_WARNING,

@@ -83,7 +83,9 @@ static bool to_u64(const tms_py_call_t *call, int index, const char *expected, u
     return true;
 }
 
-bool tms_py_get_u64(const tms_py_call_t *call, int index, uint64_t *value) { return to_u64(call, index, "an int", value); }
+bool tms_py_get_u64(const tms_py_call_t *call, int index, uint64_t *value) {
+    return !call->values[index] || to_u64(call, index, "an int", value);
+}
 
 bool tms_py_get_i32(const tms_py_call_t *call, int index, int32_t *value) {
     int overflow = 0;

@@ -30,7 +30,7 @@ typedef struct tms_py_call {
 bool tms_py_bind(tms_py_call_t *call, const tms_py_signature_t *signature, PyObject *const *arguments, Py_ssize_t positional,
                  PyObject *keywords);
 
-/* Fetches an address or a number of bytes: an int from 0 to 2**64 - 1. */
+/* Fetches an address or a number of bytes: an int from 0 to 2**64 - 1. *value is unchanged if the argument is not given. */
 bool tms_py_get_u64(const tms_py_call_t *call, int index, uint64_t *value);
 /* Fetches a device or a depth: an int that fits 32 bits. *value is unchanged if the argument is not given. */
 bool tms_py_get_i32(const tms_py_call_t *call, int index, int32_t *value);

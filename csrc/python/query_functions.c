@@ -216,16 +216,18 @@ PyObject *tms_py_reset_peaks(PyObject *module, PyObject *unused) {
 }
 
 PyObject *tms_py_find(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {"find", 1, 1, {"address"}};
+    static const tms_py_signature_t signature = {"find", 1, 2, {"address", "bytes"}};
     const tms_api_t *api = tms_py_api(module);
     tms_segment_info_t row;
     tms_py_call_t call;
     tms_status_t status;
-    uint64_t address;
+    uint64_t address, bytes = 1;
 
-    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_u64(&call, 0, &address)) return NULL;
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_u64(&call, 0, &address) ||
+        !tms_py_get_u64(&call, 1, &bytes))
+        return NULL;
     Py_BEGIN_ALLOW_THREADS;
-    status = api->find(address, &row);
+    status = api->find(address, bytes, &row);
     Py_END_ALLOW_THREADS;
     if (status != TMS_OK) Py_RETURN_NONE; /* NOT_MANAGED is the only failure */
     return tms_py_segment(module, &row);

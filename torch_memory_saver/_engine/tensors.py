@@ -126,8 +126,8 @@ def tag_of(x: Any) -> str | None:
 
 
 def _rows_of(function: str, x: Any) -> Iterator[_core.Segment]:
-    """Yield the managed allocations that contain a tensor: at most one, or for a tensor made of other tensors one for each
-    of them that is managed."""
+    """Yield the managed allocations that a tensor's storage lies in: one, or several in an expandable segment, of whose
+    pieces each may have a tag and a state of its own. A tensor made of other tensors lies in those of its parts."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not isinstance(x, torch.Tensor):
         raise InvalidArgumentError(f"{function}() needs a torch.Tensor, not {type(x).__name__}")
@@ -137,15 +137,17 @@ def _rows_of(function: str, x: Any) -> Iterator[_core.Segment]:
             yield from _rows_of(function, part)
     elif x.is_cuda:
         try:
-            address = int(x.untyped_storage().data_ptr())
+            storage = x.untyped_storage()
+            address = int(storage.data_ptr())
         except (RuntimeError, NotImplementedError) as error:
             raise InvalidArgumentError(
                 f"{function}() needs a tensor with a storage of its own; this one, of layout {x.layout}, has none: ask for "
                 f"the tensors that it is made of ({str(error).splitlines()[0]})"
             ) from error
-        row = _core.find(address)
-        if row is not None:
+        end = address + max(storage.nbytes(), 1)
+        while address < end and (row := _core.find(address, end - address)) is not None:
             yield row
+            address = row.address + row.reserved_bytes
 
 
 class FoundTensor(NamedTuple):
@@ -341,7 +343,7 @@ def _has_several_pieces(row: _core.Segment | None, last: int) -> bool:
     """Return whether memory up to `last` that begins in the allocation lies in several, the pieces of an expandable
     segment."""
     end = None if row is None else row.address + row.bytes
-    return end is not None and last > end and _core.find(end) is not None
+    return end is not None and last > end and _core.find(end, last - end) is not None
 
 
 def _copy_pieces(address: int, size: int, destination: int, holds_old: _HoldsOld) -> bool:

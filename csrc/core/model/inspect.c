@@ -183,9 +183,10 @@ void tms_inspect_reset_peaks(tms_saver_t *saver) {
     pthread_mutex_unlock(&saver->lock);
 }
 
-tms_status_t tms_inspect_find(tms_saver_t *saver, uint64_t address, tms_segment_info_t *row) {
+tms_status_t tms_inspect_find(tms_saver_t *saver, uint64_t address, uint64_t bytes, tms_segment_info_t *row) {
+    const uint64_t end = bytes > UINT64_MAX - address ? UINT64_MAX : address + bytes;
     pthread_mutex_lock(&saver->lock);
-    tms_registry_node_t *node = tms_registry_find(&saver->registry, address);
+    tms_registry_node_t *node = tms_registry_overlapping(&saver->registry, address, end);
     if (node) *row = describe(saver, tms_segment_of(node));
     pthread_mutex_unlock(&saver->lock);
     return node ? TMS_OK : TMS_NOT_MANAGED;

@@ -15,7 +15,8 @@ tms_status_t tms_inspect_read_only_backup(tms_saver_t *saver, uint64_t address, 
 size_t tms_inspect_segments(tms_saver_t *saver, tms_segment_info_t *rows, size_t capacity);
 size_t tms_inspect_usage(tms_saver_t *saver, const char *tag, int device, tms_usage_info_t *rows, size_t capacity);
 void tms_inspect_reset_peaks(tms_saver_t *saver);
-tms_status_t tms_inspect_find(tms_saver_t *saver, uint64_t address, tms_segment_info_t *row);
+/* Implements tms_api_t.find. */
+tms_status_t tms_inspect_find(tms_saver_t *saver, uint64_t address, uint64_t bytes, tms_segment_info_t *row);
 void tms_inspect_counters(tms_saver_t *saver, tms_counters_t *counters);
 /* Implements tms_api_t.events: copies the records of the ring, and the amounts that are held after the last record, at one
  * moment. Takes the ring's lock below the saver's, for one walk over the segments and one copy of the records. */

@@ -89,7 +89,7 @@ static void write_time_of_day(double seconds, char *text) {
 bool sim_access_describe(const char *what, uint64_t address, char *text) {
     const tms_api_t *manager = atomic_load(&sim_state.manager);
     tms_segment_info_t row = {.state = TMS_SEGMENT_ACTIVE};
-    if (!manager || manager->find(address, &row) != TMS_OK || row.state == TMS_SEGMENT_ACTIVE) {
+    if (!manager || manager->find(address, 1, &row) != TMS_OK || row.state == TMS_SEGMENT_ACTIVE) {
         snprintf(text, SIM_ACCESS_BYTES, "%s accesses 0x%" PRIx64 ", where its device has no memory", what, address);
         return false;
     }

@@ -255,10 +255,15 @@ def not_managed() -> None:
     assert _core.find(ordinary.data_ptr() + PIECE) is None
     segments = [each for each in torch.cuda.memory_snapshot() if each["total_size"] > 2 * PIECE]
     assert len(segments) == 1, segments
+    torch.cuda.empty_cache()
+    mixed = filled(45 * MIB, 3)
+    assert _core.find(mixed.data_ptr()) is None, "it begins in the last piece of the ordinary tensor"
+    assert pieces(mixed) == 2 and not saver.is_paused(mixed) and saver.tag_of(mixed) == saver.tag_of(managed)
     saver.pause()
+    assert saver.is_paused(mixed)
     assert not ordinary[PIECE : 2 * PIECE].cpu().equal(torch.zeros(PIECE, dtype=torch.uint8))
     saver.resume()
-    assert is_whole(managed, 1) and is_whole(ordinary, 2)
+    assert is_whole(managed, 1) and is_whole(ordinary, 2) and is_whole(mixed, 3)
 
 
 def peers() -> None:

@@ -33,7 +33,7 @@ static void queries_before_any_use_make_no_state(void **state) {
     assert_int_equal(info.paused, 0);
     assert_int_equal(api->segments(&row, 1), 0);
     assert_int_equal(api->tags(&tag, 1), 0);
-    assert_int_equal(api->find(4096, &row), TMS_NOT_MANAGED);
+    assert_int_equal(api->find(4096, 1, &row), TMS_NOT_MANAGED);
     assert_int_equal(simulator()->calls("*"), 0);
 }
 
@@ -171,7 +171,7 @@ static void captures_through_the_table(void **state) {
     uint64_t address = 0;
     ASSERT_OK(api->capture_begin(&settings, NULL, &error), error);
     ASSERT_OK(api->allocate(MIB, 0, &address, &error), error);
-    assert_int_equal(api->find(address, &row), TMS_OK);
+    assert_int_equal(api->find(address, 1, &row), TMS_OK);
     assert_string_equal(row.tag, "graph");
     api->counters(&counters);
     assert_int_equal(counters.visible_captures, 1);

@@ -155,7 +155,7 @@ static void the_default_allocator_manages_what_the_thread_s_region_does(void **s
         tms_set_interesting_region(managed);
         void *address = tms_torch_default_malloc((ssize_t)(3 * MIB), 0, NULL);
         assert_non_null(address);
-        const tms_status_t found = tms_get_api(tms_interface())->find((uintptr_t)address, &row);
+        const tms_status_t found = tms_get_api(tms_interface())->find((uintptr_t)address, 1, &row);
         assert_int_equal(found, managed ? TMS_OK : TMS_NOT_MANAGED);
         tms_set_interesting_region(!managed);
         tms_torch_default_free(address, (ssize_t)(3 * MIB), 0, NULL);

@@ -67,7 +67,7 @@ static void the_first_allocation_gives_access_and_is_ordinary(void **state) {
     void *ordinary = tms_torch_ordinary_malloc((ssize_t)(3 * MIB), LATE, NULL);
     assert_non_null(ordinary);
     assert_true(late_device_has_access(managed));
-    assert_int_equal(api->find((uintptr_t)ordinary, &row), TMS_NOT_MANAGED);
+    assert_int_equal(api->find((uintptr_t)ordinary, 1, &row), TMS_NOT_MANAGED);
     tms_torch_default_free(ordinary, (ssize_t)(3 * MIB), LATE, NULL);
     assert_int_equal(physical_bytes(LATE), 0);
     ASSERT_OK(api->free(managed, &error), error);

@@ -150,7 +150,7 @@ static void look_at(worker_t *worker, const tms_segment_info_t *row) {
     tms_host_buffer_t *buffer = NULL;
     void *host = NULL;
     tms_error_t error;
-    (void)tms_inspect_find(saver, row->address + row->bytes / 2, &again); /* it may have been freed */
+    (void)tms_inspect_find(saver, row->address + row->bytes / 2, 1, &again); /* it may have been freed */
     if (tms_inspect_host_backup(saver, row->address, row->bytes, &buffer, &host, &error) != TMS_OK || !buffer) return;
     (void)*(volatile char *)host;
     tms_host_buffer_drop(buffer);

@@ -160,7 +160,7 @@ static tms_event_t last_repair(fixture_t *f) {
 
 static tms_segment_info_t row_of(fixture_t *f, uint64_t address) {
     tms_segment_info_t row;
-    assert_int_equal(tms_inspect_find(&f->saver, address, &row), TMS_OK);
+    assert_int_equal(tms_inspect_find(&f->saver, address, 1, &row), TMS_OK);
     return row;
 }
 

@@ -66,7 +66,7 @@ static void look(life_t *life) {
     for (int i = 0; i < SEGMENTS; i++) {
         tms_segment_info_t row;
         if (!life->address[i]) continue;
-        assert_int_equal(tms_inspect_find(&life->fixture.saver, life->address[i], &row), TMS_OK);
+        assert_int_equal(tms_inspect_find(&life->fixture.saver, life->address[i], 1, &row), TMS_OK);
         assert_true(row.state == TMS_SEGMENT_ACTIVE || row.state == TMS_SEGMENT_PAUSED ||
                     (row.state == TMS_SEGMENT_DAMAGED && can_be_damaged(life->call)));
         if (row.state == TMS_SEGMENT_ACTIVE && WANTED[i].backup != TMS_BACKUP_NONE)
@@ -133,7 +133,7 @@ static void pause_what_has_changed(life_t *life) {
     tms_segment_info_t row;
     atomic_store(&life->fixture.saver.host_policy, TMS_HOST_RETAIN);
     pause_and_resume(life);
-    if (life->address[0] && tms_inspect_find(&life->fixture.saver, life->address[0], &row) == TMS_OK &&
+    if (life->address[0] && tms_inspect_find(&life->fixture.saver, life->address[0], 1, &row) == TMS_OK &&
         row.state == TMS_SEGMENT_ACTIVE)
         write_to(life, 0, SEGMENTS);
     pause_and_resume(life);

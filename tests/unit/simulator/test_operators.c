@@ -358,7 +358,8 @@ static void a_graph_draws_again_at_every_launch(void **state) {
 /* The manager of memory knows one address, which is paused. */
 static uint64_t managed;
 
-static tms_status_t find_managed(uint64_t address, tms_segment_info_t *row) {
+static tms_status_t find_managed(uint64_t address, uint64_t bytes, tms_segment_info_t *row) {
+    (void)bytes;
     if (address != managed) return TMS_NOT_MANAGED;
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);

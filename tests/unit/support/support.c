@@ -306,6 +306,6 @@ uint64_t physical_bytes(int device) {
 
 tms_segment_state_t state_of(fixture_t *fixture, uint64_t address) {
     tms_segment_info_t row;
-    assert_int_equal(tms_inspect_find(&fixture->saver, address, &row), TMS_OK);
+    assert_int_equal(tms_inspect_find(&fixture->saver, address, 1, &row), TMS_OK);
     return (tms_segment_state_t)row.state;
 }

@@ -77,7 +77,7 @@ static inline void replica_check(void) {
 static inline bool replica_all_are(tms_segment_state_t state) {
     tms_segment_info_t row;
     for (size_t i = 0; i < tensor_count; i++) {
-        if (api->find(tensors[i].address, &row) != TMS_OK || (tms_segment_state_t)row.state != state) return false;
+        if (api->find(tensors[i].address, 1, &row) != TMS_OK || (tms_segment_state_t)row.state != state) return false;
     }
     return true;
 }

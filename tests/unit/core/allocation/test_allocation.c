@@ -17,13 +17,15 @@ static void an_allocation_is_fresh_writable_memory(void **state) {
     assert_poisoned(address, 3 * MIB);
     fill(address, 4 * MIB, 1);
     assert_filled(address, 4 * MIB, 1);
-    assert_int_equal(tms_inspect_find(&f->saver, address + 4 * MIB - 1, &row), TMS_OK);
+    assert_int_equal(tms_inspect_find(&f->saver, address + 4 * MIB - 1, 1, &row), TMS_OK);
     assert_int_equal(row.address, address);
     assert_int_equal(row.bytes, 3 * MIB);
     assert_int_equal(row.reserved_bytes, 4 * MIB);
     assert_int_equal(row.state, TMS_SEGMENT_ACTIVE);
     assert_string_equal(row.tag, "weights");
-    assert_int_equal(tms_inspect_find(&f->saver, address + 4 * MIB, &row), TMS_NOT_MANAGED);
+    assert_int_equal(tms_inspect_find(&f->saver, address + 4 * MIB, UINT64_MAX, &row), TMS_NOT_MANAGED);
+    assert_int_equal(tms_inspect_find(&f->saver, address - MIB, MIB, &row), TMS_NOT_MANAGED);
+    assert_int_equal(tms_inspect_find(&f->saver, address - MIB, MIB + 1, &row), TMS_OK);
     assert_int_equal(tms_free_address(&f->saver, address, NULL), TMS_OK);
     assert_int_equal(physical_bytes(0), 0);
     assert_false(tms_saver_owns(&f->saver, address));
@@ -202,7 +204,7 @@ static void one_device_of_two_costs_nothing_for_the_other(void **state) {
     fixture_t *f = *state;
     tms_segment_info_t row;
     uint64_t address = allocate_on(f, 0, "a", TMS_BACKUP_NONE, 2 * MIB);
-    assert_int_equal(tms_inspect_find(&f->saver, address, &row), TMS_OK);
+    assert_int_equal(tms_inspect_find(&f->saver, address, 1, &row), TMS_OK);
     assert_int_equal(simulator()->calls("cuMemSetAccess"), 1);
     assert_int_equal(simulator()->calls("cuDeviceCanAccessPeer"), 0);
     assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, address))), 1);

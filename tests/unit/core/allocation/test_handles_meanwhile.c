@@ -196,7 +196,7 @@ static void memory_that_was_taken_over_is_unmapped_again(void **state) {
 
 static tms_segment_info_t row_of(program_t *program, int piece) {
     tms_segment_info_t row;
-    assert_int_equal(tms_inspect_find(&program->fixture->saver, place(program, piece), &row), TMS_OK);
+    assert_int_equal(tms_inspect_find(&program->fixture->saver, place(program, piece), 1, &row), TMS_OK);
     return row;
 }
 

@@ -22,7 +22,7 @@ static void a_pause_may_choose_another_place(void **state) {
             assert_int_equal(atomic_load(&f->saver.stores.disk.total) > 0, choices[k] == TMS_BACKUP_DISK);
             assert_int_equal(atomic_load(&f->saver.stores.host.buffer_bytes) > 0,
                              choices[k] == TMS_BACKUP_PINNED || choices[k] == TMS_BACKUP_MMAP);
-            ASSERT_OK(tms_inspect_find(&f->saver, address, &row), error);
+            ASSERT_OK(tms_inspect_find(&f->saver, address, 1, &row), error);
             assert_int_equal(row.backup, regions[i]); /* the region's setting stays */
             ASSERT_OK(resume_with_report(f, ALL_TAGS, &report, &error), error);
             if (kept)

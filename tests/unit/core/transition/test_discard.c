@@ -48,7 +48,7 @@ static void assert_given_up(fixture_t *f, uint64_t address) {
     ASSERT_OK(resume_with_report(f, ALL_TAGS, &report, &error), error);
     assert_int_equal(report.copied_bytes, 0);
     assert_poisoned(address, BYTES);
-    assert_int_equal(tms_inspect_find(&f->saver, address, &info), TMS_OK);
+    assert_int_equal(tms_inspect_find(&f->saver, address, 1, &info), TMS_OK);
     assert_int_equal(info.contents, TMS_CONTENTS_UNDEFINED);
 }
 

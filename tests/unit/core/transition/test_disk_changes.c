@@ -162,7 +162,7 @@ static void a_lost_file_that_cannot_be_replaced_has_no_contents(void **state) {
     retain(f);
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
     cycle_copying(f, BYTES, 0);
-    assert_int_equal(tms_inspect_find(&f->saver, address, &row), TMS_OK);
+    assert_int_equal(tms_inspect_find(&f->saver, address, 1, &row), TMS_OK);
     assert_int_equal(row.backup_bytes, BYTES);
     assert_int_equal(unlink(only_file(f)->path), 0);
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &usual), 0);
@@ -172,7 +172,7 @@ static void a_lost_file_that_cannot_be_replaced_has_no_contents(void **state) {
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &usual), 0);
     assert_int_equal(status, TMS_BACKUP_IO);
     assert_null(f->saver.stores.disk.files);
-    assert_int_equal(tms_inspect_find(&f->saver, address, &row), TMS_OK);
+    assert_int_equal(tms_inspect_find(&f->saver, address, 1, &row), TMS_OK);
     assert_int_equal(row.backup_bytes, 0);
     cycle_copying(f, BYTES, 0);
     assert_filled(address, BYTES, 1);

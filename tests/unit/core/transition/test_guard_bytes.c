@@ -15,7 +15,7 @@ static tms_status_t sample(fixture_t *f, const char *tag, const tms_live_range_t
 
 static tms_contents_t contents_of(fixture_t *f, uint64_t address) {
     tms_segment_info_t row;
-    assert_int_equal(tms_inspect_find(&f->saver, address, &row), TMS_OK);
+    assert_int_equal(tms_inspect_find(&f->saver, address, 1, &row), TMS_OK);
     return (tms_contents_t)row.contents;
 }
 
