@@ -67,7 +67,7 @@ static void *at(int piece) { return (void *)(uintptr_t)(base + (size_t)piece * P
 
 static bool is_managed_piece(int piece) {
     tms_segment_info_t row;
-    return API()->find((uintptr_t)at(piece), &row) == TMS_OK;
+    return API()->find((uintptr_t)at(piece), 1, &row) == TMS_OK;
 }
 
 static void set_access(int first, int count) {

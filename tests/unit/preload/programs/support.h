@@ -121,12 +121,12 @@ static inline void *allocate(size_t bytes) {
 
 static inline bool is_managed(const void *address) {
     tms_segment_info_t row;
-    return API()->find((uintptr_t)address, &row) == TMS_OK;
+    return API()->find((uintptr_t)address, 1, &row) == TMS_OK;
 }
 
 static inline tms_segment_info_t segment_of(const void *address) {
     tms_segment_info_t row;
-    EQUAL(API()->find((uintptr_t)address, &row), TMS_OK);
+    EQUAL(API()->find((uintptr_t)address, 1, &row), TMS_OK);
     return row;
 }
 
