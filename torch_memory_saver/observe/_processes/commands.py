@@ -113,7 +113,7 @@ def _number(text: str) -> float:
 def _seconds(text: str) -> float:
     seconds = _number(text)
     if not 0 <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least 0")
     return seconds
 
 

@@ -258,6 +258,12 @@ def test_wrong_arguments(arguments: list[str], tmp_path: Path) -> None:
     assert status == 2 and "Traceback" not in error
 
 
+def test_a_negative_timeout(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["ask", "--events", "1", "--timeout", "-1"])
+    assert "'-1' is not a number of seconds of at least 0" in capsys.readouterr().err
+
+
 def test_a_snapshot_is_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ask", "--snapshot", "1", "--format", "chrome"]) == 2
     assert "--format chrome is a form of events: ask with --events" in capsys.readouterr().err
