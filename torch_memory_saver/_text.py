@@ -137,7 +137,7 @@ def described(value: object) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the message of an error. Of an OSError it has the file and the text of the system, and no number."""
+    """Return the message of an error: for an OSError the file and the text of the system, without its number."""
     if isinstance(error, OSError) and error.strerror:
         return ": ".join(str(part) for part in (error.filename, error.strerror) if part is not None)
     return str(error)

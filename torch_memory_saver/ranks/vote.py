@@ -34,7 +34,7 @@ When the ranks have agreed to a call, all of them have left the calls before it,
 
 **What the stores of PyTorch guarantee.** ``compare_set`` and ``add`` are atomic in TCPStore, FileStore and HashStore, and
 ``compare_set`` creates a missing key if the expected value is empty. Waiting for a key is not used: a server of TCPStore
-without libuv does not wake those that wait for a key that ``compare_set`` makes, HashStore wakes nobody after ``add``,
+without libuv wakes nobody who waits for a key that ``compare_set`` makes, HashStore wakes nobody after ``add``,
 FileStore rounds a timeout up to whole seconds, and a client of TCPStore answers no other thread during its wait. So a rank
 asks whether the decision exists (``check``), at first often and later less often. ``get`` waits for a missing key, so it is
 called for keys that exist only.

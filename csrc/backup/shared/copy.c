@@ -107,7 +107,7 @@ static tms_status_t look(relay_t *relay, size_t *left, bool *claimed, tms_error_
     return status;
 }
 
-/* Sleeps between two looks, also in a call without a timeout, in which tms_wait_sleep would not. */
+/* Sleeps between two looks. tms_wait_sleep would not sleep in a call without a timeout. */
 static tms_status_t sleep_between(relay_t *relay, const tms_error_context_t *context, tms_error_t *error) {
     static const struct timespec millisecond = {.tv_nsec = 1000000};
     (void)nanosleep(&millisecond, NULL); /* a signal ends it early */

@@ -196,8 +196,8 @@ class SharedMemory:
         self.nonce = os.urandom(8)
         self._counters = Counters()
         self._events = StreamEvents()
-        # Also held while the functions are wrapped. Reentrant, because the main thread's pending call (_engine/preloaded.py)
-        # may interrupt that.
+        # It is held while the functions are wrapped as well. Reentrant, because the main thread's pending call
+        # (_engine/preloaded.py) may interrupt that.
         self._lock = threading.RLock()
         self._memory: dict[_Place, _Memory] = {}
         self._own_format: int | None = None
