@@ -931,7 +931,7 @@ class TorchMemorySaver:
         self._use().reset_peaks()
 
     def is_paused(self, x: torch.Tensor) -> bool:
-        """Return whether a tensor's storage is in managed memory that is not resident, so that an access would be an error.
+        """Return whether any of a tensor's storage is in managed memory that is not resident: an access would be an error.
 
         Such memory is paused, being paused or resumed, or damaged (see :meth:`pause`). A copy from or to it fails with
         "invalid argument". A kernel that accesses it causes an illegal memory access, after which the process can no longer
@@ -948,7 +948,8 @@ class TorchMemorySaver:
         """Return the tag of the memory that holds a tensor, paused or not, or None if the memory is not managed.
 
         The memory of a CPU tensor, for example, is not managed. For a tensor made of other tensors (a subclass), the method
-        returns the tag of the first one that has a tag.
+        returns the tag of the first one that has a tag, and for memory in several allocations (an expandable segment) that
+        of the first one.
 
         Raises:
             InvalidArgumentError: The argument is invalid for :meth:`is_paused`.

@@ -114,6 +114,8 @@ def _reason_to_skip(item: pytest.Item) -> str | None:
         devices = torch.cuda.device_count()
     except ImportError as error:
         return f"needs PyTorch: {error}"
+    if devices == 0 and not SIMULATED and "PYTEST_XDIST_WORKER" in os.environ:
+        return "needs a GPU of its own: -n is larger than the number of GPUs"
     if devices == 0:
         return "needs a GPU, and torch sees none"
     if SIMULATED and (marker := item.get_closest_marker("real_gpu")) is not None:

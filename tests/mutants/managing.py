@@ -56,15 +56,15 @@ MUTANTS = (
     Mutant(
         "another-backup-counts-as-in-place",
         _MOVABLE,
-        " and row.tag == options.tag and row.backup == options.backup",
-        " and row.tag == options.tag",
+        "(row.tag, row.backup) != (options.tag, options.backup)",
+        "row.tag != options.tag",
         (_MOVES + "test_another_tag_or_backup_moves_managed_memory",),
     ),
     Mutant(
         "another-tag-counts-as-in-place",
         _MOVABLE,
-        " and row.tag == options.tag and row.backup == options.backup",
-        " and row.backup == options.backup",
+        "(row.tag, row.backup) != (options.tag, options.backup)",
+        "row.backup != options.backup",
         (_MOVES + "test_another_tag_or_backup_moves_managed_memory",),
     ),
     Mutant(

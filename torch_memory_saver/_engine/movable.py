@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch_memory_saver import _core
 from torch_memory_saver._engine.optimizers import find_optimizers
 from torch_memory_saver._engine.saved_tensors import find_saved_storages
-from torch_memory_saver._engine.tensors import storages_of
+from torch_memory_saver._engine.tensors import segments_in, storages_of
 from torch_memory_saver._torch.binding.layer import PoolId, TorchCuda, pool_of
 from torch_memory_saver._torch.memory.live_blocks import pools_with_known_blocks
 from torch_memory_saver._torch.memory.store import PoolStore
@@ -160,11 +160,16 @@ def _storages(torch: Any, name: str, tensor: Any) -> list[Any]:
 
 def not_in_place(found: Iterable[Movable], options: RegionOptions) -> list[Movable]:
     """Return the storages that do not lie in memory with the tag and the backup of the options."""
-    return [each for each in found if not _is_in_place(_core.find(each.address), options)]
+    return [each for each in found if not _is_in_place(each, options)]
 
 
-def _is_in_place(row: _core.Segment | None, options: RegionOptions) -> bool:
-    return row is not None and row.tag == options.tag and row.backup == options.backup
+def _is_in_place(movable: Movable, options: RegionOptions) -> bool:
+    end = movable.address
+    for row in segments_in(movable.address, movable.bytes):
+        if row.address > end or (row.tag, row.backup) != (options.tag, options.backup):
+            return False
+        end = row.address + row.reserved_bytes
+    return end >= movable.address + movable.bytes
 
 
 def refuse_others_memory(torch: TorchCuda, store: PoolStore, found: Sequence[Movable]) -> None:
@@ -194,8 +199,8 @@ def refuse_others_memory(torch: TorchCuda, store: PoolStore, found: Sequence[Mov
                 f"has memory of pool {pool}, which captured graphs or a MemPool of the program may use",
                 "allocate it outside of the capture or pool, or pass a clone()",
             )
-        row = _core.find(each.address)
-        if row is not None and row.state != _core.STATE_ACTIVE:
+        row = next((row for row in segments_in(each.address, each.bytes) if row.state != _core.STATE_ACTIVE), None)
+        if row is not None:
             raise InvalidStateError(
                 f"manage: {each.name} is paused with tag {row.tag!r}: resume that tag first. Nothing was moved.",
                 operation=_OPERATION,

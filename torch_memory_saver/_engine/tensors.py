@@ -35,6 +35,7 @@ __all__ = [
     "get_cpu_backup",
     "is_paused",
     "parts_of",
+    "segments_in",
     "storages_of",
     "tag_of",
 ]
@@ -144,10 +145,15 @@ def _rows_of(function: str, x: Any) -> Iterator[_core.Segment]:
                 f"{function}() needs a tensor with a storage of its own; this one, of layout {x.layout}, has none: ask for "
                 f"the tensors that it is made of ({str(error).splitlines()[0]})"
             ) from error
-        end = address + max(storage.nbytes(), 1)
-        while address < end and (row := _core.find(address, end - address)) is not None:
-            yield row
-            address = row.address + row.reserved_bytes
+        yield from segments_in(address, max(storage.nbytes(), 1))
+
+
+def segments_in(address: int, size: int) -> Iterator[_core.Segment]:
+    """Yield the managed allocations that have any of the bytes, by address: several in an expandable segment."""
+    end = address + size
+    while address < end and (row := _core.find(address, end - address)) is not None:
+        yield row
+        address = row.address + row.reserved_bytes
 
 
 class FoundTensor(NamedTuple):

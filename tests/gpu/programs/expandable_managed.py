@@ -13,10 +13,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from torch_memory_saver import _core
 from torch_memory_saver import torch_memory_saver as saver
+from torch_memory_saver.errors import InvalidStateError
 
 MIB = 1 << 20
 PIECE = 20 * MIB  # of large blocks
@@ -261,9 +263,16 @@ def not_managed() -> None:
     assert pieces(mixed) == 2 and not saver.is_paused(mixed) and saver.tag_of(mixed) == saver.tag_of(managed)
     saver.pause()
     assert saver.is_paused(mixed)
+    with pytest.raises(InvalidStateError, match="is paused with tag"):
+        saver.manage(mixed, tag="moved")
     assert not ordinary[PIECE : 2 * PIECE].cpu().equal(torch.zeros(PIECE, dtype=torch.uint8))
     saver.resume()
     assert is_whole(managed, 1) and is_whole(ordinary, 2) and is_whole(mixed, 3)
+    tag = saver.tag_of(ordinary)
+    moved = saver.manage([managed, ordinary], tag=tag, backup="host").moved_bytes
+    assert moved == ordinary.numel(), "the end of one is ordinary memory"
+    assert all(_core.find(ordinary.data_ptr() + offset) for offset in range(0, ordinary.numel(), PIECE))
+    assert is_whole(managed, 1) and is_whole(ordinary, 2)
 
 
 def peers() -> None:

@@ -3,7 +3,7 @@
 A frame that follows another one (_engine/thread_pools.py) waits for no pause and keeps none waiting. But few follow one
 frame at a time, because each needs pools, and each pool has partly used segments.
 
-Lock: that of :class:`PoolStock`, for what changes the frames. Nothing here calls PyTorch.
+Lock: that of :class:`IdlePools`, for what changes the frames. Nothing here calls PyTorch.
 """
 
 from __future__ import annotations
