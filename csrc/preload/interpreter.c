@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <limits.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -87,10 +88,11 @@ void tms_interpreter_return(tms_interpreter_thread_t thread) {
     if (thread.state) thread.restore(thread.state);
 }
 
-static int run_pending(void *argument) {
-    (void)argument;
+/* A forked child copies a call that is pending in its parent, and makes it while Python's and our locks are still those of
+ * threads of the parent. So a process makes its own calls only. */
+static int run_pending(void *process) {
     python_t python;
-    return !find_python(&python) || run(&python) ? 0 : -1;
+    return (pid_t)(intptr_t)process != getpid() || !find_python(&python) || run(&python) ? 0 : -1;
 }
 
 static void *run_on_thread(void *argument) {
@@ -110,6 +112,6 @@ void tms_interpreter_prepare_sharing(tms_state_t *state) {
     if (atomic_load_explicit(&state->interpreter_notified, memory_order_relaxed)) return;
     if (atomic_exchange(&state->interpreter_notified, true)) return;
     if (!state->config.init_enable || !find_python(&python) || !find_file(path)) return;
-    (void)python.Py_AddPendingCall(run_pending, NULL); /* fails if many are waiting: the thread remains */
+    (void)python.Py_AddPendingCall(run_pending, (void *)(intptr_t)getpid()); /* fails if many are waiting: the thread remains */
     if (tms_thread_start(&thread, run_on_thread, NULL) == 0) pthread_detach(thread);
 }

@@ -9,7 +9,8 @@
  *
  * torch calls cudaMalloc with its allocator's mutex held, so the interpreter is not entered here. Two ways lead to it, and
  * the file may run on both: a pending call, which the main thread makes before its next Python call; and a thread of the
- * core, because the main thread may wait in C code for a long time.
+ * core, because the main thread may wait in C code for a long time. A forked child makes no call that its parent has asked
+ * for: it cannot use the parent's memory.
  *
  * The functions of Python are looked up in the global scope. Any thread; no lock. */
 #ifndef TMS_PRELOAD_INTERPRETER_H

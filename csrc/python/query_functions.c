@@ -2,6 +2,7 @@
  * block. The others may wait for the driver or the saver's lock. */
 #include <stddef.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/status.h"
 #include "convert.h"
@@ -67,15 +68,18 @@ PyObject *tms_py_refresh_peers(PyObject *module, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-/* A call of a listener of listen_devices that the main thread has yet to make. */
+/* A call of a listener of listen_devices that the main thread of `process` has yet to make. A forked child has a copy, which
+ * it does not make: it would do so while Python's and our locks are still those of threads of the parent. */
 typedef struct pending_call {
     PyObject *listener;
     int device;
+    pid_t process;
 } pending_call_t;
 
 static int call_listener(void *argument) {
     const pending_call_t call = *(pending_call_t *)argument;
     free(argument);
+    if (call.process != getpid()) return 0;
     PyObject *result = PyObject_CallFunction(call.listener, "i", call.device);
 
     if (!result) PyErr_WriteUnraisable(call.listener);
@@ -87,7 +91,7 @@ static int call_listener(void *argument) {
 static int32_t request_call(void *listener, int32_t device) {
     pending_call_t *call = Py_IsInitialized() ? malloc(sizeof *call) : NULL;
     if (!call) return 0;
-    *call = (pending_call_t){listener, device};
+    *call = (pending_call_t){listener, device, getpid()};
     if (Py_AddPendingCall(call_listener, call) == 0) return 1;
     free(call); /* the interpreter's queue is full */
     return 0;

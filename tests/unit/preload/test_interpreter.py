@@ -29,6 +29,13 @@ def test_the_first_managed_allocation(run: Run, libraries: Any, scenario: str, t
     assert outcome(done) == (0, "done\n", "")
 
 
+def test_a_forked_child_makes_no_call_of_its_parent(run: Run, libraries: Any, tmp_path: Path) -> None:
+    """It would make it before its locks are new, and could wait for ever for a thread of the parent."""
+    command = [sys.executable, "-S", "-W", "ignore::DeprecationWarning", PROGRAM, "fork_before_the_pending_call"]
+    done = run([*command, libraries.simulator], env=ENABLED, cwd=tmp_path)
+    assert outcome(done) == (0, "done\n", "")
+
+
 @pytest.mark.parametrize("options", [["-S"], ["-I"], ["-I", "-S"]], ids=" ".join)
 def test_a_program_of_ctypes_pauses(run: Run, libraries: Any, options: list[str], tmp_path: Path) -> None:
     """-I ignores PYTHON* variables and the working directory, as -S leaves out installed packages."""

@@ -85,6 +85,25 @@ def while_the_main_thread_waits() -> None:
     assert lock.acquire(timeout=60)
 
 
+def fork_before_the_pending_call() -> None:
+    """A thread forks, and its child begins with a call that the parent's main thread has not made yet."""
+    sys.setswitchinterval(1000)  # no other thread runs before this one waits
+    statuses = []
+
+    def work() -> None:
+        allocate()
+        child = os.fork()
+        if child == 0:
+            os.sched_yield()  # gives the GIL away and takes it again, which is when Python sees that calls are pending
+            os._exit(int(is_installed() or "torch_memory_saver" in sys.modules))
+        statuses.append(os.waitpid(child, 0)[1])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert statuses == [0]
+
+
 def free_bytes() -> int:
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     assert library.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total)) == 0
@@ -122,6 +141,8 @@ elif scenario == "with_ctypes_only":
     with_ctypes_only()
 elif scenario == "while_the_main_thread_waits":
     while_the_main_thread_waits()
+elif scenario == "fork_before_the_pending_call":
+    fork_before_the_pending_call()
 elif scenario == "not_enabled":
     allocate()
     assert not is_installed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -246,6 +247,32 @@ def test_the_main_thread_calls_a_listener_between_two_instructions(in_thread: bo
         else:
             allocate()
         assert told == [(1, threading.get_ident())]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_makes_no_call_of_its_parent(allocate: Callable[[], None]) -> None:
+    """The main thread waits, so the call is still pending when another thread forks. The child begins on that thread."""
+    told: list[int] = []
+    statuses: list[int] = []
+    _core.listen_devices(told.append, 1 << 1)
+
+    def work() -> None:
+        allocate()
+        child = os.fork()
+        if child == 0:
+            os.sched_yield()  # gives the GIL away and takes it again, which is when Python sees that calls are pending
+            os._exit(len(told))
+        statuses.append(os.waitpid(child, 0)[1])
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # no other thread runs before this one waits
+    try:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(TIMEOUT)
+    finally:
+        sys.setswitchinterval(interval)
+    assert statuses == [0] and told == [1]
 
 
 def test_an_exception_of_a_listener_is_reported(allocate: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
