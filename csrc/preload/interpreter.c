@@ -112,6 +112,7 @@ void tms_interpreter_prepare_sharing(tms_state_t *state) {
     if (atomic_load_explicit(&state->interpreter_notified, memory_order_relaxed)) return;
     if (atomic_exchange(&state->interpreter_notified, true)) return;
     if (!state->config.init_enable || !find_python(&python) || !find_file(path)) return;
-    (void)python.Py_AddPendingCall(run_pending, (void *)(intptr_t)getpid()); /* fails if many are waiting: the thread remains */
+    /* Fails if many are waiting: the thread remains. */
+    (void)python.Py_AddPendingCall(run_pending, (void *)(intptr_t)getpid());
     if (tms_thread_start(&thread, run_on_thread, NULL) == 0) pthread_detach(thread);
 }
