@@ -15,9 +15,16 @@ MUTANTS = (
     Mutant(
         "the-first-send-of-an-unaware-process-comes-too-early",
         "csrc/preload/interpreter.c",
-        "    (void)python.Py_AddPendingCall(run_pending, NULL); /* fails if many are waiting: the thread remains */\n",
+        "    (void)python.Py_AddPendingCall(run_pending, (void *)(intptr_t)getpid());\n",
         "    (void)run_pending;\n",
         ("tests/unit/preload/test_interpreter.py::test_the_first_managed_allocation",),
+    ),
+    Mutant(
+        "a-forked-child-makes-a-pending-call-of-its-parent",
+        "csrc/preload/interpreter.c",
+        "(pid_t)(intptr_t)process != getpid() || ",
+        "!process || ",
+        ("tests/unit/preload/test_interpreter.py::test_a_forked_child_makes_no_call_of_its_parent",),
     ),
     Mutant(
         "one-of-two-first-sends-is-forgotten",
