@@ -20,6 +20,7 @@
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <sys/types.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- memory ---- */
@@ -130,6 +131,50 @@ EXPORT int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
     }
     return error;
 }
+
+/* ---- time ---- */
+
+EXPORT int clock_gettime(clockid_t clock, struct timespec *now) {
+    NEXT(int, clock_gettime)
+    int failed = next(clock, now);
+    if (!failed && clock == CLOCK_MONOTONIC && in_watched_object(CALLER)) now->tv_sec += seconds_ahead();
+    return failed;
+}
+
+static bool is_before(const struct timespec *one, const struct timespec *other) {
+    return one->tv_sec != other->tv_sec ? one->tv_sec < other->tv_sec : one->tv_nsec < other->tv_nsec;
+}
+
+/* Waits in turns of a millisecond, because the clock may go forward meanwhile. The conditions of the watched objects have
+ * CLOCK_MONOTONIC. */
+static int wait_by_watched_clock(pthread_cond_t *condition, pthread_mutex_t *mutex, const struct timespec *until) {
+    enum { TURN_NS = 1000000, SECOND_NS = 1000000000 };
+    int error = ETIMEDOUT;
+    while (error == ETIMEDOUT) {
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        struct timespec end = {until->tv_sec - seconds_ahead(), until->tv_nsec};
+        if (!is_before(&now, &end)) break;
+        struct timespec turn = {now.tv_sec + (now.tv_nsec + TURN_NS) / SECOND_NS, (now.tv_nsec + TURN_NS) % SECOND_NS};
+        error = pthread_cond_clockwait(condition, mutex, CLOCK_MONOTONIC, is_before(&turn, &end) ? &turn : &end);
+    }
+    return error;
+}
+
+EXPORT int pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex, const struct timespec *until) {
+    if (in_watched_object(CALLER)) return wait_by_watched_clock(condition, mutex, until);
+    static int (*_Atomic next_of)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
+    int (*next)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *) = atomic_load(&next_of);
+    if (!next) {
+        void *found = dlvsym(RTLD_NEXT, "pthread_cond_timedwait", "GLIBC_2.3.2"); /* x86-64 has an older one as well */
+        if (!found) found = dlsym(RTLD_NEXT, "pthread_cond_timedwait");
+        memcpy(&next, &found, sizeof next);
+        atomic_store(&next_of, next);
+    }
+    return next(condition, mutex, until);
+}
+
+/* ---- files ---- */
 
 static mode_t mode_argument(int flags, va_list *arguments) {
     return flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE ? va_arg(*arguments, mode_t) : 0;

@@ -212,8 +212,8 @@ class Machine:
     # What is there.
 
     def settle(self) -> None:
-        """Waits for the library's background work, on threads that end when it is done. A thread that does not end is
-        reported among what is held."""
+        """Waits for the library's background work, on threads that end when it is done, and lets a second pass for the
+        library. A thread that does not end is reported among what is held."""
         self.libc.tms_fault_wait_for_threads(SETTLE_SECONDS)
 
     def holds(self, address: int, data: bytes) -> bool:
