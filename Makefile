@@ -342,14 +342,10 @@ NOT_SANITIZED += $(addprefix --deselect=tests/unit/preload/test_process.py::,tes
 	test_beside_jemalloc test_allocations_inside_an_allocation_are_not_the_programs)
 # These tests need PyTorch, or repeat the same calls at each bytecode.
 NOT_SANITIZED += $(patsubst %,--ignore=$(PYTHON_TESTS)/torch/test_%.py,torch_cpu interrupted_regions)
-# These tests read files, compute or print, and hardly call the libraries.
-NOT_SANITIZED += $(addprefix --ignore=$(PYTHON_TESTS)/,engine/test_arguments.py test_without_observers.py setup cli \
-	layer_graphs observe/doctor observe/events/timeline)
+# These tests read files, compute, print or vote, and call the libraries as other tests do.
+NOT_SANITIZED += $(addprefix --ignore=$(PYTHON_TESTS)/,engine/test_arguments.py test_without_observers.py test_turns.py \
+	setup cli layer_graphs ranks observe/doctor observe/events/timeline observe/memory observe/store)
 NOT_SANITIZED += $(patsubst %,--ignore=$(PYTHON_TESTS)/simulate/test_%.py,simulate pytest_plugin)
-# matplotlib throws C++ exceptions, which the runtime of ASan in C programs does not know.
-NOT_SANITIZED += --ignore=$(PYTHON_TESTS)/observe/memory/test_log_plot.py
-# The lengths in malformed files ask for more memory than ASan allows.
-NOT_SANITIZED += --ignore=$(PYTHON_TESTS)/observe/memory/test_malformed.py
 # ASan's own allocator can wait for ever in the forked child of a process with threads.
 NOT_SANITIZED += --deselect=$(PYTHON_TESTS)/test_exit.py::test_a_forked_child_leaves_its_parents_resources
 NOT_SANITIZED += $(addprefix --deselect=$(PYTHON_TESTS)/backup/test_host_memory.py::test_a_forked_child_,\
