@@ -224,14 +224,14 @@ _IDLE_MEMORY = (
         _SOURCES + "_torch/pools/idle.py",
         "        pools[-1].kept = 0\n        return True",
         "        return True",
-        ("torch:tests/gpu/test_empty_cache_looks.py::test_a_region_that_uses_the_idle_segment_does_not_hide_another",),
+        ("torch:tests/gpu/test_empty_cache_scans.py::test_a_region_that_uses_the_idle_segment_does_not_hide_another",),
     ),
     Mutant(
         "each-call-looks-at-every-pool",
         _SOURCES + "_torch/pools/last_look.py",
         "        return unexplained > 0",
         "        return True",
-        ("torch:tests/gpu/test_empty_cache_looks.py::test_nothing_is_listed_while_no_managed_tensor_is_deleted",),
+        ("torch:tests/gpu/test_empty_cache_scans.py::test_nothing_is_listed_while_no_managed_tensor_is_deleted",),
     ),
     Mutant(
         "pytorchs-function-returns-nothing-managed",
