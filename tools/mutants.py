@@ -46,9 +46,10 @@ import memory  # noqa: E402
 import native  # noqa: E402
 import other_users  # noqa: E402
 import out_of_memory  # noqa: E402
-import package  # noqa: E402
+import pools  # noqa: E402
 import published  # noqa: E402
 import ranks  # noqa: E402
+import regions_and_graphs  # noqa: E402
 import releases_and_logs  # noqa: E402
 import runs  # noqa: E402
 import shared_pages  # noqa: E402
@@ -83,9 +84,10 @@ _TABLES = (
     native,
     other_users,
     out_of_memory,
-    package,
+    pools,
     published,
     ranks,
+    regions_and_graphs,
     releases_and_logs,
     runs,
     shared_pages,

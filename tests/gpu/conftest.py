@@ -46,7 +46,7 @@ EITHER_MODE = frozenset(
         "backup",
         "capture_step",
         "capture_step_refusals",
-        "changes",
+        "changed_contents",
         "check_fresh",
         "events",
         "graph_report",

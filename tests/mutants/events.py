@@ -88,7 +88,7 @@ MUTANTS = (
             _PHASES,
             _RANGES,
             "tests/unit/core/transition/test_transition_log.c",
-            "tests/unit/core/transition/test_transition.c",
+            "tests/unit/core/transition/test_pause_and_resume.c",
         ),
     ),
     Mutant(

@@ -10,7 +10,7 @@ _HANDLES = "csrc/core/allocation/handles.c"
 _ORPHANS = "csrc/core/allocation/orphans.c"
 _HOOKS = "csrc/preload/handle_hooks.c"
 _TEST = "tests/unit/core/allocation/test_handles.c"
-_MEANWHILE = "tests/unit/core/allocation/test_handles_meanwhile.c"
+_DURING_CALL = "tests/unit/core/allocation/test_handles_during_call.c"
 _HOOK_TEST = "tests/unit/preload/test_handles.py::test_memory_that_pytorch_maps_itself"
 _CUT = "torch_memory_saver/_torch/binding/expandable_segments.py"
 _CUT_TEST = "tests/unit/python/torch/test_expandable.py"
@@ -21,28 +21,28 @@ MUTANTS = (
         _HANDLES,
         "    if (!successor) return;\n",
         "    if (!successor || !successor->run) return;\n",
-        (_MEANWHILE,),
+        (_DURING_CALL,),
     ),
     Mutant(
         "memory-that-a-resume-fills-is-taken-over",
         _HANDLES,
         "segment->state != TMS_SEGMENT_PAUSING || ",
         "",
-        (_MEANWHILE,),
+        (_DURING_CALL,),
     ),
     Mutant(
         "another-device-s-memory-is-taken-over",
         _HANDLES,
         " && segment->device == successor->device;",
         ";",
-        (_MEANWHILE,),
+        (_DURING_CALL,),
     ),
     Mutant(
         "memory-that-a-pause-releases-is-taken-over",
         _HANDLES,
         " || segment->run->leaving) return BUSY;",
         ") return BUSY;",
-        (_MEANWHILE,),
+        (_DURING_CALL,),
     ),
     Mutant(
         "a-device-that-came-into-use-during-a-map-gets-no-access",
@@ -70,14 +70,14 @@ MUTANTS = (
         _HANDLES,
         "    run->tag = successor->tag;\n",
         "    run->tag = successor->tag = orphan->tag;\n    successor->backup.kind = orphan->backup.kind;\n",
-        (_MEANWHILE,),
+        (_DURING_CALL,),
     ),
     Mutant(
         "memory-that-was-taken-over-stays-after-its-unmap",
         _HANDLES,
         "            orphan->successor = NULL;\n",
         "",
-        (_MEANWHILE,),
+        (_DURING_CALL,),
     ),
     Mutant(
         "a-handle-ignores-the-margin",
@@ -134,35 +134,35 @@ MUTANTS = (
         _HANDLES,
         "if (segment && !tms_segment_has_owner(segment) && segment->run && segment->run->has_handle)",
         "if (segment && segment->run && segment->run->has_handle)",
-        (_MEANWHILE,),
+        (_DURING_CALL,),
     ),
     Mutant(
         "memory-is-taken-over-by-two-handles",
         _HANDLES,
         "|| !segment->free_requested || segment->successor) return IN_USE;",
         "|| !segment->free_requested) return IN_USE;",
-        (_MEANWHILE,),
+        (_DURING_CALL,),
     ),
     Mutant(
         "the-handle-of-memory-that-was-taken-over-is-not-found",
         _HANDLES,
         "node ? mapped_at(node)->handle : NULL;",
         "node ? tms_segment_of(node)->handle : NULL;",
-        (_MEANWHILE,),
+        (_DURING_CALL,),
     ),
     Mutant(
         "addresses-are-freed-under-an-orphan",
         _ORPHANS,
         "const bool keep = saver->orphans > 0;",
         "const bool keep = false;",
-        (_MEANWHILE,),
+        (_DURING_CALL,),
     ),
     Mutant(
         "late-addresses-stay-reserved",
         _ORPHANS,
         "    if (--saver->orphans == 0) {",
         "    if (--saver->orphans == UINT64_MAX) {",
-        (_MEANWHILE,),
+        (_DURING_CALL,),
     ),
     Mutant(
         "a-part-is-unmapped-as-if-it-were-all",

@@ -52,7 +52,7 @@ _TRANSITIONS = (
         "    if (keeps_contents(t)) status = tms_steps_quiesce(t, &quiesced, error);\n"
         "    if (status == TMS_OK) status = save(t, error);",
         (
-            "tests/unit/core/transition/test_transition.c",
+            "tests/unit/core/transition/test_pause_and_resume.c",
             "tests/unit/core/transition/test_interrupt.c",
             "tests/unit/core/transition/test_capture_begin.c",
         ),
@@ -62,7 +62,7 @@ _TRANSITIONS = (
         "csrc/core/transition/steps.c",
         "        t->planned.affected |= tms_segment_accessible(segment);",
         "        t->planned.affected |= (tms_device_mask_t)1 << segment->device;",
-        ("tests/unit/core/transition/test_transition.c",),
+        ("tests/unit/core/transition/test_pause_and_resume.c",),
     ),
     Mutant(
         "no-second-look-for-captures",
@@ -83,14 +83,14 @@ _TRANSITIONS = (
         "csrc/core/transition/pause.c",
         "    bool committed = status == TMS_OK;",
         "    bool committed = true;",
-        ("tests/unit/core/transition/test_transition_failed.c",),
+        ("tests/unit/core/transition/test_pause_and_resume_failed.c",),
     ),
     Mutant(
         "a-failed-pause-counts-as-one",
         "csrc/core/transition/completion.c",
         "    if (moved && t->requested.from == TMS_SEGMENT_ACTIVE)",
         "    if (t->requested.from == TMS_SEGMENT_ACTIVE)",
-        ("tests/unit/core/transition/test_transition_failed.c",),
+        ("tests/unit/core/transition/test_pause_and_resume_failed.c",),
     ),
     Mutant(
         "a-resume-forgets-what-waits-when-memory-is-missing",
@@ -125,7 +125,7 @@ _TRANSITIONS = (
         "csrc/core/transition/restore.c",
         "    *fits = free_bytes >= needed;",
         "    *fits = true;",
-        ("tests/unit/core/transition/test_transition_failed.c",),
+        ("tests/unit/core/transition/test_pause_and_resume_failed.c",),
     ),
     Mutant(
         "a-device-that-was-stopped-hides-the-failure",
@@ -333,14 +333,14 @@ _USAGE = (
         "csrc/core/model/account.c",
         "    const tms_holding_t before = segment->counted;\n",
         "    tms_holding_t before = segment->counted;\n    before.resident_bytes = 0;\n",
-        ("tests/unit/core/model/test_usage.c", "tests/unit/core/transition/test_transition_failed.c"),
+        ("tests/unit/core/model/test_usage.c", "tests/unit/core/transition/test_pause_and_resume_failed.c"),
     ),
     Mutant(
         "paused-segments-of-a-tag-are-not-counted",
         "csrc/core/model/account.c",
         "    if (inactive != 0) atomic_fetch_add_explicit",
         "    if (inactive < 0) atomic_fetch_add_explicit",
-        ("tests/unit/core/transition/test_transition.c",),
+        ("tests/unit/core/transition/test_pause_and_resume.c",),
     ),
     Mutant(
         "usage-of-a-tag-counts-every-device",

@@ -88,7 +88,7 @@ _FREES = (
         _KINDS,
         "    if (before == 0) kind->row =",
         "    if (!kind->row) kind->row =",
-        ("tests/unit/core/model/test_shown_rows.c",),
+        ("tests/unit/core/model/test_shared_page_rows.c",),
     ),
     Mutant(
         "a-free-ignores-access-that-a-device-got-since-the-wait",

@@ -9,7 +9,7 @@ __all__ = ["MUTANTS"]
 _PAGE = "tests/unit/base/test_shared_page.c"
 _READERS = "tests/unit/base/test_shared_page_readers.c"
 _FILE = "tests/unit/base/test_shared_page_file.c"
-_SHOWN = "tests/unit/core/model/test_shown_rows.c"
+_SHOWN = "tests/unit/core/model/test_shared_page_rows.c"
 
 _SOURCES = "torch_memory_saver/observe/_processes/"
 _PYTHON = "tests/unit/python/observe/processes/"

@@ -16,7 +16,7 @@ MUTANTS = (
         "csrc/core/model/account.c",
         "TMS_BACKUP_BIT(SHARED)) change.shared_backup_bytes += backup;",
         "TMS_BACKUP_BIT(SHARED)) change.disk_backup_bytes += backup;",
-        ("tests/unit/core/model/test_shown_rows.c",),
+        ("tests/unit/core/model/test_shared_page_rows.c",),
     ),
     Mutant(
         "links-do-not-count-after-a-resume",

@@ -1,4 +1,4 @@
-"""A test that fails with a managed tensor and a recording, and a test that must find neither (test_failing_test.py)."""
+"""A test that fails with a managed tensor and a recording, and a test that must find neither (test_suite.py)."""
 
 from __future__ import annotations
 

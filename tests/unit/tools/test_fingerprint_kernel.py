@@ -1,5 +1,5 @@
 """Guards the fingerprint kernel: its source, compiled for the CPU, computes what the simulated GPU's function computes. On a
-GPU tests/gpu/test_changes.py compares the compiled kernel with the same function."""
+GPU tests/gpu/test_changed_contents.py compares the compiled kernel with the same function."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 /* Guards TMS_VERIFY_BACKUPS: a pause finds each byte that it should have copied and did not, and what it copies for that is
- * no progress. test_disk_changes.c has the tests of files. */
+ * no progress. test_changed_disk_blocks.c has the tests of files. */
 
 #include "changes.h"
 

@@ -1,5 +1,6 @@
-/* Guards disk backups against failures of the system: files that cannot be removed, full disks, limits. Each is an error
- * that names the cause, and a retry succeeds once the cause is gone. */
+/* Guards single files of the disk store against failures of the system: files that cannot be removed, full disks, limits of
+ * file sizes and descriptors. Each is an error that names the cause, and a retry succeeds once the cause is gone. Files that
+ * somebody has changed are in test_tampering.c. */
 #include "support/disk_hostile_fixture.h"
 
 /* ---- failures of the system ---- */

@@ -1,5 +1,5 @@
-/* Guards pauses that copy only what has changed since the last pause: which bytes are copied, by how many driver calls, when
- * everything is copied, and that every byte comes back. */
+/* Guards pauses that copy only the chunks that have changed since the last pause: which bytes are copied, by how many driver
+ * calls, when everything is copied, and that every byte comes back. */
 
 #include "support.h"
 

@@ -1,6 +1,7 @@
-/* Guards the saver in a hostile environment: a driver that returns nonsense, addresses that are not managed or no longer,
- * changed backup files, disks that are removed or full. Errors name the cause, states stay, and the failed call succeeds
- * once the cause is gone. */
+/* Guards what a fault does to a whole pause or resume: states and device memory stay, and the failed call succeeds once the
+ * cause is gone. The faults are backup files that are changed, missing or replaced, a full disk, a driver that returns an
+ * invalid granularity, and a free of addresses that are not managed. backup/disk/test_tampering.c and test_system_failures.c
+ * have each fault of a file by itself, and python/core/test_core_faults.py has the exceptions of Python. */
 #include "support.h"
 
 #include <errno.h>

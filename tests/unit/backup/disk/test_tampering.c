@@ -1,6 +1,7 @@
-/* Guards disk backups against others that change the files below them: directories that are removed or replaced, and files
- * that are replaced, changed, truncated or unreadable. Each is an error that names the cause; no file of another owner is
- * changed; and a retry succeeds once the cause is gone. */
+/* Guards single files of the disk store against other programs and users: directories that are removed or replaced, links of
+ * other users, and files that are replaced, changed, truncated or unreadable. Only here each byte, owner and lock file is
+ * checked: the error names the cause, no file of another owner is changed, and a retry succeeds once the cause is gone.
+ * Pauses and resumes with such files are in core/test_saver_faults.c. */
 #include "support/disk_hostile_fixture.h"
 
 static void assert_loads(tms_disk_file_t *file) {

@@ -1,5 +1,5 @@
-"""Guards that ``empty_cache()`` lists no blocks of PyTorch and starts no garbage collection where no managed tensor was
-deleted, and that it finds each segment that became idle, whatever else has changed."""
+"""Guards when ``empty_cache()`` lists PyTorch's blocks, which is slow: never, and without a garbage collection, where no
+managed tensor was deleted; and always where a segment became idle, whatever else has changed."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def lists() -> Iterator[list[Any]]:
         found._memory_snapshot = original
 
 
-def looks(listed: list[Any]) -> list[Any]:
-    """The lists that a look takes. Others are of pools that are no region's, of which earlier tests may have left some."""
+def scans(listed: list[Any]) -> list[Any]:
+    """Return the lists of a scan. Others are of pools that are no region's, of which earlier tests may have left some."""
     return [pool for pool in listed if pool in {DEFAULT_POOL, *(pool.id for pool in pool_store().idle_pools.select())}]
 
 
@@ -97,12 +97,12 @@ def test_nothing_is_listed_while_no_managed_tensor_is_deleted(empty_cache: Calla
             train()
             kept.append(empty(3 * MIB))  # what is in use changes as well
             empty_cache()
-    assert looks(listed) == []
+    assert scans(listed) == []
     assert started == []
     with lists() as listed:
         del tensors[40:]
         empty_cache()
-    assert looks(listed), "the lists are counted"
+    assert scans(listed), "the lists are counted"
     tensors.clear()
     empty_cache()
     assert resident() == 0
@@ -118,7 +118,7 @@ def test_nothing_is_listed_for_a_pool_that_is_kept_with_an_idle_segment(empty_ca
         for _ in range(3):
             train()
             empty_cache()
-    assert looks(listed) == []
+    assert scans(listed) == []
     write_and_check(first, 1)
     del first
     empty_cache()
@@ -134,7 +134,7 @@ def test_no_collection_starts_while_blocks_are_listed() -> None:
         for _ in range(20):
             tensors.pop()
             torch.cuda.empty_cache()
-    assert looks(listed), "each call has something to release"
+    assert scans(listed), "each call has something to release"
     assert resident() < LARGE
     assert started == []
     assert gc.get_threshold() == threshold
@@ -155,7 +155,7 @@ def test_what_becomes_idle_in_another_pool_is_found() -> None:
 
 @pytest.mark.parametrize("in_thread", [False, True])
 def test_a_region_that_uses_the_idle_segment_does_not_hide_another(in_thread: bool) -> None:
-    """The number of releasable bytes is the same as at the last look."""
+    """The number of releasable bytes is the same as at the last scan."""
     first, second = keep_idle("a")
     other = load(LARGE, tag="b")
     del second
@@ -226,7 +226,7 @@ def test_a_graph_makes_no_pool_of_a_region_listed() -> None:
             train()
             torch.cuda.empty_cache()
     assert listed, "the graph's pool is"
-    assert looks(listed) == []
+    assert scans(listed) == []
     del tensors[0]
     torch.cuda.empty_cache()
     assert resident() == LARGE

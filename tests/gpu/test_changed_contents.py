@@ -1,5 +1,5 @@
-"""Guards pauses that copy only what has changed: the kernel computes the function that the simulated GPU has in C, and every
-byte comes back."""
+"""Guards pauses that copy only changed contents, with PyTorch: the compiled kernel computes the function that the simulated
+GPU has in C, and every byte comes back. core/transition/test_changed_chunks.c guards which chunks are copied."""
 
 from __future__ import annotations
 

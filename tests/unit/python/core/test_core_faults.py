@@ -1,5 +1,6 @@
-"""Guards against a hostile environment: backup files, disks, addresses and drivers that change or are invalid. Every failure
-is an exception that names its cause, changes nothing, and disappears with its cause."""
+"""Guards the exceptions of Python for faults of files, addresses and drivers: their type, the cause that the message names,
+and that nothing has changed. Only this level starts programs, with libraries that are no usable driver and under limits of
+the system. The C tests core/test_saver_faults.c and backup/disk/test_tampering.c check states and files."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from torch_memory_saver import _core, errors
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
-#: Of a backup file, with a checksum of its own.
+#: Size of a block of a backup file; each block has its own checksum.
 BLOCK = 512 << 10
 SIZE = 3 * MIB
 ACTIVE, PAUSED = _core.STATE_ACTIVE, _core.STATE_PAUSED

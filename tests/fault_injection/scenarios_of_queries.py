@@ -1,4 +1,4 @@
-"""Scenarios of calls that look at memory and tags and change nothing, which run while calls fail."""
+"""Scenarios of queries: calls that read memory and tags and change nothing, while calls of the driver and system fail."""
 
 from __future__ import annotations
 
