@@ -242,8 +242,8 @@ def test_two_threads_retire_a_pool_once(store: PoolStore, fake_torch: FakeTorch,
 
     def retire_and_be_overtaken(torch: Any, pool: Any) -> None:
         retired.append(pool)
-        in_thread(lambda: store.idle_pools.retire_postponed(torch))
         if len(retired) == 1:
+            in_thread(lambda: store.idle_pools.retire_postponed(torch))
             raise KeyboardInterrupt
 
     monkeypatch.setattr(idle, "retire", retire_and_be_overtaken)
