@@ -300,6 +300,24 @@ def test_a_lack_of_memory_leaves_the_state_and_the_next_step_moves_it() -> None:
     assert_weights(model, expected_after(2, lambda model: torch.optim.AdamW(model.parameters())))
 
 
+def test_a_capture_that_begins_during_the_look_at_the_state_delays_the_move(
+    moves: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look at the optimizer comes before the wait for captures, and another thread may begin one in between."""
+    model = new_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    saver.manage(optimizer, tag=TAG)
+    give_gradients(model, 0)
+    answers = [False, False, True]  # before the step that makes the state, before the move, and at the move
+    with monkeypatch.context() as patched:
+        patched.setattr(managed_tensors, "_is_capturing", lambda torch: answers.pop(0))
+        optimizer.step()
+    assert (answers, moves) == ([], [])
+    give_gradients(model, 1)
+    optimizer.step()
+    assert tags(optimizer) == {TAG}
+
+
 # -- captured steps ----------------------------------------------------------------------------------------------------
 
 

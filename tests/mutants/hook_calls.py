@@ -20,8 +20,8 @@ _ORDER = (
     Mutant(
         "after-callbacks-in-the-order-of-registration",
         _CALLS,
-        "for concerned in reversed(self._hooks):",
-        "for concerned in self._hooks:",
+        "for matched in reversed(self._hooks):",
+        "for matched in self._hooks:",
         (_TESTS, _FAILURES),
     ),
     Mutant(
@@ -41,15 +41,15 @@ _ORDER = (
     Mutant(
         "a-hook-that-was-removed-during-the-call-is-called",
         _CALLS,
-        "            if concerned.hook.removed:\n                continue\n",
+        "            if matched.hook.removed:\n                continue\n",
         "",
         (_TESTS,),
     ),
     Mutant(
         "results-of-callbacks-are-kept",
         _CALLS,
-        "map(type, map(concerned.hook.before, (concerned.call,)))",
-        "map(concerned.hook.before, (concerned.call,))",
+        "map(type, map(matched.hook.before, (matched.call,)))",
+        "map(matched.hook.before, (matched.call,))",
         (f"{_TESTS}::test_what_a_callback_returns_is_dropped", "preload:tests/gpu/test_hooks.py"),
     ),
     Mutant(
@@ -72,7 +72,7 @@ _FAILED = (
     Mutant(
         "paused-memory-is-taken-for-a-cancelled-pause",
         _CALLS,
-        "if error is None or not changed.isdisjoint(concerned.addresses):",
+        "if error is None or not changed.isdisjoint(matched.addresses):",
         "if error is None:",
         (f"{_FAILURES}::test_memory_that_is_damaged_has_been_paused",),
     ),
@@ -109,7 +109,7 @@ _FAILED = (
 _SEVERAL_THREADS = (
     Mutant(
         "calls-of-the-same-tags-do-not-wait",
-        "torch_memory_saver/_engine/hooks.py",
+        "torch_memory_saver/_engine/call_turns.py",
         "while any(self._overlaps(other) for other in _running):",
         "while False:",
         (f"{_THREADS}::test_ctrl_c_while_waiting_for_a_turn",),
@@ -117,8 +117,8 @@ _SEVERAL_THREADS = (
     Mutant(
         "each-wait-calls-the-after-callbacks",
         _CALLS,
-        "first, self.called = not self.called, True",
-        "first, self.called = True, True",
+        "_core.move(self._uncalled, self.runs)",
+        "self.runs += self._uncalled",
         (f"{_PENDING}::test_after_callbacks_are_called_by_wait_and_once",),
     ),
     Mutant(

@@ -106,8 +106,8 @@ _VOTES = (
     Mutant(
         "a-store-that-does-not-answer-is-waited-for",
         _VOTE,
-        "_thread.start_new_thread(run, ())",
-        "run()",
+        "_thread.start_new_thread(function, ())",
+        "function()",
         (f"{_VOTE_TESTS}::test_a_store_that_never_answers_is_lost",),
     ),
     Mutant(
@@ -182,7 +182,7 @@ _ROOM = (
     Mutant(
         "an-after-callback-counts-as-one-that-makes-room",
         "torch_memory_saver/_engine/hooks.py",
-        "        return any(concerned.hook.before is not _nothing for concerned in self._hooks)",
+        "        return any(matched.hook.before is not _nothing for matched in self._hooks)",
         "        return bool(self._hooks)",
         (f"{_ROOM_TESTS}::test_a_callback_before_the_pause_may_make_room",),
     ),

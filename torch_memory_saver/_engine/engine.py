@@ -301,10 +301,11 @@ class Engine:
                 self._empty_cache_of_managed_memory(torch)
                 with _preparing(torch, options) as leave_paused_pools:
                     reusable = self._prepare_default_pool(torch, options)
+                    epochs = _pause_epochs(options)
                     try:
                         done = _core.pause(options.tags, _stream(torch), **_arguments(torch, options))
                     except BaseException:
-                        if _has_paused(options):  # A call that fails after its commit point has paused memory.
+                        if _pause_epochs(options) != epochs:  # It has failed after its commit point.
                             leave_paused_pools()
                         raise
                     if done.allocations:
@@ -341,16 +342,15 @@ class Engine:
         refuse_inner_call("resume")
         pending_resumes.see_ended(options.tags)
         if not options.wait:
-            begun, callbacks = begin_with_hooks("resume", options, _check_resume, self._begin_resume)
-            return pending_resumes.add(PendingResume(begun, callbacks, options.tags))
+            return begin_with_hooks("resume", options, _check_resume, self._begin_resume, pending_resumes.add)
         return with_hooks("resume", options, _check_resume, self._resume)
 
-    def _begin_resume(self, options: ResumeOptions) -> _core.Pending:
+    def _begin_resume(self, options: ResumeOptions, begun: list[_core.Pending]) -> None:
         torch = _before_resume(options)
         make_room(self._store, torch, options.tags)
-        pending = _core.resume_begin(options.tags, _stream(torch), **options.core_now)
+        begin = functools.partial(_core.resume_begin, options.tags, _stream(torch), **options.core_now)
+        _core.record_each(begun, begin, [()])
         warn_of_unknown_tags("resume", options.tags)
-        return pending
 
     def _resume(self, options: ResumeOptions) -> ResumeReport:
         torch = _before_resume(options)
@@ -533,6 +533,11 @@ def _check_pause(options: PauseOptions) -> None:
 def _has_paused(options: PauseOptions) -> bool:
     """Return whether memory of the tags is paused."""
     return any(row.state != _core.STATE_ACTIVE and selects(options.tags, row.tag) for row in _core.segments())
+
+
+def _pause_epochs(options: PauseOptions) -> dict[str, int]:
+    """Return the number of pauses that have changed memory of each tag."""
+    return {tag: _core.tag_info(tag).epoch for tag in (_core.tags() if options.tags is None else options.tags)}
 
 
 def _warn_after_pause(torch: TorchCuda | None, report: PauseReport) -> None:

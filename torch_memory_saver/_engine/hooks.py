@@ -26,26 +26,27 @@ raises. The call raises the first exception; KeyboardInterrupt and the like take
 A resume in the background takes the first four steps in the call that begins it, and the last in ``PendingResume.wait()`` or
 in a later call that finds it ended (pending.py). In a process without hooks only `perform` is called, at once.
 
-Any thread may call. One lock guards the registry, one condition the turns. Neither is held while a callback or an operation
-runs. A signal whose handler raises ends the wait for a turn on the main thread.
+Any thread may call. One lock guards the registry. It is not held while a callback or an operation runs. A signal whose
+handler raises ends the wait for a turn on the main thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-import math
 import os
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from torch_memory_saver import _core
+from torch_memory_saver._engine.call_turns import CallTurn
 from torch_memory_saver._engine.silent_mistakes import warn_of_unknown_tags
 from torch_memory_saver._text import joined
+from torch_memory_saver._torch.base.steps import OneUse
 from torch_memory_saver._torch.records.tags import Tags, selects
 from torch_memory_saver.errors import (
     ForkedProcessError,
@@ -242,43 +243,9 @@ def _add(operation: str, hook: _Registered, when: str) -> HookHandle:
     return HookHandle(remove, f"{hook.name} {when} each {operation} of {tags}")
 
 
-_turns_changed = threading.Condition()
-_running: list[_Turn] = []
-
-
-class _Turn:
-    """The turn of one call, which must be given back on every path. A turn that it does not have may be given back too."""
-
-    def __init__(self, tags: Tags) -> None:
-        self._tags = tags
-
-    def take(self, deadline: float = math.inf) -> bool:
-        """Wait until no other call with hooks has one of the tags, and return whether the turn was taken.
-
-        The wait ends at the deadline, in seconds of :func:`time.monotonic`.
-        """
-        with _turns_changed:
-            while any(self._overlaps(other) for other in _running):
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    return False
-                _turns_changed.wait(min(remaining, threading.TIMEOUT_MAX))
-            _running.append(self)
-        return True
-
-    def give_back(self) -> None:
-        """End the turn, so that waiting calls continue."""
-        with _turns_changed:
-            if self in _running:
-                _running.remove(self)
-            _turns_changed.notify_all()
-
-    def _overlaps(self, other: _Turn) -> bool:
-        return self._tags is None or other._tags is None or not set(self._tags).isdisjoint(other._tags)
-
-
 _Result = TypeVar("_Result", PauseReport, ResumeReport)
 _Begun = TypeVar("_Begun")
+_Pending = TypeVar("_Pending")
 _Options = TypeVar("_Options", PauseOptions, ResumeOptions)
 
 _PAUSED = frozenset({_core.STATE_PAUSED, _core.STATE_DAMAGED, _core.STATE_REPAIRING})
@@ -322,7 +289,7 @@ def has_inherited_memory() -> bool:
 
 def has_before_callback(operation: str, tags: Tags) -> bool:
     """Return whether a callback of the program runs before an operation that selects `tags`."""
-    return _Around(operation, tags).has_before_callback
+    return _HookRun(operation, tags).has_before_callback
 
 
 def with_hooks(
@@ -342,7 +309,7 @@ def with_hooks(
     """
     if not _hooks[operation]:
         return perform(options)
-    turn = _Turn(options.tags)
+    turn = CallTurn(options.tags)
     try:
         if not turn.take(options.deadline):
             raise InvalidStateError(
@@ -350,48 +317,59 @@ def with_hooks(
                 "Wait for it, or pass a longer timeout",
                 operation=operation,
             )
-        around = _Around(operation, options.tags)
-        if not around.concerns_hooks:
+        run = _HookRun(operation, options.tags)
+        if not run.has_hooks:
             turn.give_back()
             return perform(options)
         check(options)
         try:
-            around.call_before()
+            run.call_before()
             if options.may_wait_for_others:
                 turn.give_back()
             report = perform(options)
         except BaseException as error:
-            _raise(around.call_after(None, error), error)
+            _raise(run.call_after(None, error), error)
             raise
-        _raise(around.call_after(report, None))
+        _raise(run.call_after(report, None))
         return report
     finally:
         turn.give_back()
 
 
 def begin_with_hooks(
-    operation: str, options: _Options, check: Callable[[_Options], object], begin: Callable[[_Options], _Begun]
-) -> tuple[_Begun, PendingHooks | None]:
+    operation: str,
+    options: _Options,
+    check: Callable[[_Options], object],
+    begin: Callable[[_Options, list[_Begun]], object],
+    add: Callable[[_Begun, PendingHooks | None, Tags], _Pending],
+) -> _Pending:
     """Begin an operation that continues in the background, after calling the before-callbacks.
 
-    Return the result of `begin`, and the callbacks that remain or None. The caller calls :meth:`PendingHooks.wait` at the
-    end of the operation.
+    `begin` appends the operation to a list. It must not be interrupted between the two: an operation that has begun gets no
+    ``cancelled``. `add` is called with it, and with the callbacks that remain or None, even if a signal handler has raised
+    since. Its result is returned, and :meth:`PendingHooks.wait` is called at the end of the operation.
     """
+    begun: list[_Begun] = []
     if not _hooks[operation]:
-        return begin(options), None
-    turn = _Turn(options.tags)
+        begin(options, begun)
+        return add(begun[0], None, options.tags)
+    turn = CallTurn(options.tags)
     try:
         turn.take()
-        around = _Around(operation, options.tags)
-        if not around.concerns_hooks:
-            return begin(options), None
-        check(options)
+        run = _HookRun(operation, options.tags)
+        callbacks = PendingHooks(run) if run.has_hooks else None
+        if callbacks is not None:
+            check(options)
         try:
-            around.call_before()
-            return begin(options), PendingHooks(around)
+            run.call_before()
+            begin(options, begun)
         except BaseException as error:
-            _raise(around.call_after(None, error), error)
+            if begun:
+                add(begun[0], callbacks, options.tags)
+            else:
+                _raise(run.call_after(None, error), error)
             raise
+        return add(begun[0], callbacks, options.tags)
     finally:
         turn.give_back()
 
@@ -403,11 +381,13 @@ class PendingHooks:
         called: Whether a thread has begun to call the callbacks.
     """
 
-    def __init__(self, around: _Around) -> None:
-        self._around = around
-        self._lock = threading.Lock()
-        self.called = False
+    def __init__(self, run: _HookRun) -> None:
+        self._uncalled = [run]  # empty once a thread has begun to call the callbacks
         self._finished = threading.Event()
+
+    @property
+    def called(self) -> bool:
+        return not self._uncalled
 
     def wait(self, wait_for_end: Callable[[], ResumeReport], has_ended: Callable[[], bool]) -> ResumeReport:
         """Wait with `wait_for_end`, and then call the callbacks unless another thread has begun to call them.
@@ -433,18 +413,40 @@ class PendingHooks:
         return report
 
     def _call_once(self, report: ResumeReport | None, error: BaseException | None) -> BaseException | None:
-        with self._lock:
-            first, self.called = not self.called, True
-        if not first:
-            self._finished.wait()
-            return None
-        try:
-            return self._around.call_after(report, error)
-        finally:
+        claim = _Claim(self._uncalled, self._finished)
+        return _core.within(claim, partial(self._call_or_wait, report, error), claim.runs)
+
+    def _call_or_wait(
+        self, report: ResumeReport | None, error: BaseException | None, runs: list[_HookRun]
+    ) -> BaseException | None:
+        if runs:
+            return runs[0].call_after(report, error)
+        self._finished.wait()
+        return None
+
+
+class _Claim(OneUse):
+    """A context manager inside which the first thread calls the callbacks. Its end wakes the others, also after a signal.
+
+    Attributes:
+        runs: The hooks of the call on the first thread, and nothing on other threads.
+    """
+
+    def __init__(self, uncalled: list[_HookRun], finished: threading.Event) -> None:
+        self._uncalled = uncalled
+        self._finished = finished
+        self.runs: list[_HookRun] = []
+
+    def _begin(self) -> None:
+        with contextlib.suppress(IndexError):  # another thread was first
+            _core.move(self._uncalled, self.runs)
+
+    def _end(self) -> None:
+        if self.runs:
             self._finished.set()
 
 
-class _Concerned:
+class _MatchedHook:
     """One hook, and the part of the call that concerns it."""
 
     def __init__(self, hook: _Registered, operation: str, rows: list[_core.Segment]) -> None:
@@ -459,45 +461,45 @@ class _Concerned:
         )
 
 
-class _Around:
+class _HookRun:
     """The hooks of one call. Only one thread at a time may use the object."""
 
     def __init__(self, operation: str, tags: Tags) -> None:
         self._operation = operation
         rows = _concerned_rows(operation, tags)
-        self._hooks: list[_Concerned] = []
+        self._hooks: list[_MatchedHook] = []
         for hook in _hooks[operation] if rows else ():
             names = select_tags(hook.tags)
             mine = [row for row in rows if selects(names, row.tag)]
             if mine:
-                self._hooks.append(_Concerned(hook, operation, mine))
+                self._hooks.append(_MatchedHook(hook, operation, mine))
             else:
                 warn_of_unknown_tags(f"on_{operation}", names)
-        self._begun: list[_Concerned] = []
+        self._begun: list[_MatchedHook] = []
         self._returned: list[type] = []
         self._all_begun = False
 
     @property
-    def concerns_hooks(self) -> bool:
+    def has_hooks(self) -> bool:
         return bool(self._hooks)
 
     @property
     def has_before_callback(self) -> bool:
-        return any(concerned.hook.before is not _nothing for concerned in self._hooks)
+        return any(matched.hook.before is not _nothing for matched in self._hooks)
 
     def call_before(self) -> None:
         """Call the before-callbacks until one raises."""
-        for concerned in self._hooks:
-            if concerned.hook.removed:
+        for matched in self._hooks:
+            if matched.hook.removed:
                 continue
-            self._begun.append(concerned)
-            _call(partial(self._record, concerned), concerned, "before")
+            self._begun.append(matched)
+            _call(partial(self._record, matched), matched, "before")
         self._all_begun = True
 
-    def _record(self, concerned: _Concerned) -> None:
+    def _record(self, matched: _MatchedHook) -> None:
         # One call of C code: a signal handler that raises cannot come between the callback's return and its record. The
         # result is not kept: it may be a tensor that the pause is to find freed.
-        self._returned.extend(map(type, map(concerned.hook.before, (concerned.call,))))
+        self._returned.extend(map(type, map(matched.hook.before, (matched.call,))))
         refuse_unrun("a callback", self._returned[-1])
 
     def call_after(self, report: PauseReport | ResumeReport | None, error: BaseException | None) -> BaseException | None:
@@ -508,17 +510,17 @@ class _Around:
         returned = self._begun[: len(self._returned)]
         changed = _changed(self._operation) if error is not None and self._all_begun else frozenset()
         first = error
-        for concerned in reversed(self._hooks):
-            hook, call = concerned.hook, concerned.call
-            begun = concerned in returned
-            if error is None or not changed.isdisjoint(concerned.addresses):
+        for matched in reversed(self._hooks):
+            hook, call = matched.hook, matched.call
+            begun = matched in returned
+            if error is None or not changed.isdisjoint(matched.addresses):
                 if hook.removed and not begun:
                     continue
                 ended = dataclasses.replace(call, report=report, error=error)
-                raised = _attempt(partial(hook.after, ended), concerned, "after")
+                raised = _attempt(partial(hook.after, ended), matched, "after")
                 when = f"after-callback {hook.name} raised; the memory is {self._operation}d, and the others are called"
             elif begun:
-                raised = _attempt(partial(hook.cancelled, error), concerned, "cancelled")
+                raised = _attempt(partial(hook.cancelled, error), matched, "cancelled")
                 when = f"cancelled-callback of {hook.name} raised; the others are called"
             else:
                 continue
@@ -551,24 +553,24 @@ def _changed(operation: str) -> frozenset[int]:
     return frozenset(row.address for row in _core.segments() if row.state in states)
 
 
-def _call(callback: Callable[[], object], concerned: _Concerned, when: str) -> None:
+def _call(callback: Callable[[], object], matched: _MatchedHook, when: str) -> None:
     """Call `callback`, and refuse pause and resume inside. An exception gets a note with the names of hook and tags."""
     outside = _thread.inside
     try:
         _thread.inside = True
         refuse_unrun("a callback", type(callback()))
     except BaseException as raised:
-        call, name = concerned.call, concerned.hook.name
+        call, name = matched.call, matched.hook.name
         add_note(raised, f"the {when}-callback {name} raised this, in a {call.operation} of {joined(call.tags)}")
         raise
     finally:
         _thread.inside = outside
 
 
-def _attempt(callback: Callable[[], object], concerned: _Concerned, when: str) -> BaseException | None:
+def _attempt(callback: Callable[[], object], matched: _MatchedHook, when: str) -> BaseException | None:
     """Call `callback` and return its exception, or None."""
     try:
-        _call(callback, concerned, when)
+        _call(callback, matched, when)
     except BaseException as raised:
         return raised
     return None
@@ -583,10 +585,8 @@ def _more_urgent(first: BaseException | None, raised: BaseException) -> BaseExce
 
 
 def _after_fork_in_child() -> None:
-    global _lock, _turns_changed, _inherited_memory
+    global _lock, _inherited_memory
     _lock = threading.Lock()  # another thread may have held it
-    _turns_changed = threading.Condition()  # another thread may have held its lock
-    _running.clear()
     _inherited_memory = _core.counters()["allocations"] > 0
     _thread.inside = False
 

@@ -14,6 +14,8 @@ The list belongs to this process. It keeps neither modules nor memory alive. Any
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import weakref
 from collections.abc import Iterable
@@ -41,12 +43,17 @@ class ManagedModules:
 
     def add(self, torch: Any, module: Any, options: RegionOptions) -> None:
         """Remember a module whose tensors lie in managed memory. This replaces what an earlier call has remembered of it."""
-        others = [each for each in self._modules if each.module() not in (None, module)]
-        self._modules = [*others, _ManagedModule(torch, module, options)]
+        added = _ManagedModule(torch, module, options)
+        self._modules.append(added)
+        # Only older entries are removed, so that of two calls at once for one module the entry of the second one stays.
+        for each in list(itertools.takewhile(lambda each: each is not added, list(self._modules))):
+            if each.module() in (None, module):
+                with contextlib.suppress(ValueError):  # another thread has removed it
+                    self._modules.remove(each)
 
     def left_bytes(self, torch: Any, tags: Tags) -> int:
         """Return the bytes that have left managed memory, of modules of the tags. Log them once for each module."""
-        return sum(each.left_bytes(torch) for each in self._modules if selects(tags, each.options.tag))
+        return sum(each.left_bytes(torch) for each in list(self._modules) if selects(tags, each.options.tag))
 
 
 class _ManagedModule:

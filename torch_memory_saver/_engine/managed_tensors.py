@@ -335,7 +335,10 @@ class _Follower:
         found = not_in_place(find_movable(torch.torch, [optimizer]), self._options)
         if found:
             refuse_others_memory(torch, self._store, found)
-            _move(torch, self._store, self._options, found, self._handle)
+            try:
+                _move(torch, self._store, self._options, found, self._handle)
+            except CaptureInProgressError:  # another thread has begun the capture since
+                return
         self._addresses = _addresses_of(torch.torch, optimizer)
 
 

@@ -170,8 +170,9 @@ class PendingResumes:
     def __init__(self) -> None:
         self._resumes: list[PendingResume] = []
 
-    def add(self, pending: PendingResume) -> PendingResume:
-        """Add a resume, whose end later calls handle, and return it."""
+    def add(self, begun: _core.Pending, hooks: PendingHooks | None, tags: tuple[str, ...] | None) -> PendingResume:
+        """Add a resume that has begun, whose end later calls handle, and return it."""
+        pending = PendingResume(begun, hooks, tags)
         self._resumes.append(pending)
         return pending
 

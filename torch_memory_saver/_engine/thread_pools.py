@@ -47,7 +47,10 @@ def follow_thread_pools(store: PoolStore, find_torch: Callable[[], TorchCuda | N
     global _is_following
     if _is_following:
         return
-    original = ThreadPoolExecutor.submit
+    original = ThreadPoolExecutor.submit  # before the check, so that it is never a replacement by another thread
+    if is_replaced(ThreadPoolExecutor, "submit"):
+        _is_following = True
+        return
 
     @functools.wraps(cast("Callable[..., Any]", original))
     def submit(*arguments: Any, **keywords: Any) -> Any:

@@ -445,16 +445,26 @@ class BoundedCalls:
             try:
                 if not has_started:
                     # Thread.start() waits for the thread, and a signal can interrupt that. A second thread does nothing.
-                    _thread.start_new_thread(run, ())
+                    _start_thread(run)
                     has_started = True
-                result = results.get(timeout=min(_SIGNAL_PERIOD_S, max(0.0, deadline - time.monotonic())))
-                break
-            except queue.Empty:
-                if time.monotonic() >= deadline:
-                    raise StoreLost("it does not answer") from None
+                try:
+                    result = results.get(timeout=min(_SIGNAL_PERIOD_S, max(0.0, deadline - time.monotonic())))
+                    break
+                except queue.Empty:
+                    if time.monotonic() >= deadline:
+                        raise StoreLost("it does not answer") from None
+            except StoreLost:
+                raise
             except BaseException as raised:
                 self.interruption = raised
         if isinstance(result, Exception):
             first_line = next(iter(str(result).splitlines()), "")
             raise StoreLost(f"{type(result).__name__}: {first_line}") from result
         return result[0]
+
+
+def _start_thread(function: Callable[[], None]) -> None:
+    try:
+        _thread.start_new_thread(function, ())
+    except (RuntimeError, MemoryError) as error:
+        raise StoreLost(f"no thread can be started to call it: {error}") from error

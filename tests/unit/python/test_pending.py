@@ -215,7 +215,7 @@ def test_all_pending_resumes_share_the_timeout_of_a_pause(monkeypatch: pytest.Mo
     monkeypatch.setattr(_core, "pending_done", lambda pending: False)
     resumes = PendingResumes()
     for tag in ("a", "b", "c", "d"):
-        resumes.add(PendingResume(object(), tags=(tag,)))  # type: ignore[arg-type]
+        resumes.add(object(), None, (tag,))  # type: ignore[arg-type]
     with pytest.raises(InvalidStateError, match="of 'c' has not ended"):
         resumes.settle("pause", None, 110.0)
     assert timeouts == [10.0, 6.0, 2.0]

@@ -197,7 +197,7 @@ class SubstitutePools:
     def _alone(self, torch: TorchCuda) -> Iterator[bool]:
         """Inside, no other thread enters a region or begins a capture. Yields whether none is in a region or captures."""
         regions = self._regions
-        entry = Pause(regions.stack(), None)
+        entry = Pause(regions.stack(), None, only_waits=True)  # calls in regions of other tags go on
         with capture_gate.held():
             try:
                 yield not must_not_free(torch) and _holds_regions(regions, entry)

@@ -90,7 +90,7 @@ def _return_dead_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> Non
     """
     if not store.may_have_died_while_paused(torch, tags) or not _caching(torch) or must_not_free(torch):
         return
-    store.idle_pools.retire_doomed(torch)
+    store.idle_pools.retire_postponed(torch)
     paused = {row.address for row in _core.segments() if row.state == _core.STATE_PAUSED and selects(tags, row.tag)}
     with collector_stopped():
         has_retired = store.idle_pools.retire_idle(torch, store.idle_pools.select(tags))

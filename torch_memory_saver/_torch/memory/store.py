@@ -83,8 +83,8 @@ class PoolStore:
         torch, stack = frame.torch, frame.stack
         if torch is None:
             return
-        if self.idle_pools.has_doomed:
-            self.idle_pools.retire_doomed(torch)
+        if self.idle_pools.has_postponed:
+            self.idle_pools.retire_postponed(torch)
         if frame.origin is not None or (stack and frame.managed):
             return
         devices = self.regions.devices()
@@ -100,10 +100,10 @@ class PoolStore:
         if torch is None:
             return
         if not frame.managed:
-            self.idle_pools.retire_doomed(torch)
+            self.idle_pools.retire_postponed(torch)
             self.empty_torch_cache(torch)
         elif self.idle_pools.pending:
-            self.idle_pools.retire_doomed(torch)
+            self.idle_pools.retire_postponed(torch)
             self._empty_pending(torch)
 
     def prepare_threads(self, frame: Frame) -> None:
@@ -213,7 +213,7 @@ class PoolStore:
 
     def retire_idle_of(self, torch: TorchCuda, tags: Tags) -> bool:
         """Retire idle pools of the tags, and those of this thread's frames, if worth it. Return whether to empty PyTorch."""
-        self.idle_pools.retire_doomed(torch)
+        self.idle_pools.retire_postponed(torch)
         retired = self.idle_pools.retire_idle(torch, self.idle_pools.select(tags))
         return self._replace_own(torch, tags) or retired
 

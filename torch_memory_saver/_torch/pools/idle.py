@@ -60,7 +60,7 @@ class IdlePools:
         # Reentrant, because any allocation may run the garbage collector, and so a finalizer that enters a region.
         self.lock = threading.RLock()
         self._idle: dict[Key, list[Pool]] = {}
-        self._doomed: list[Pool] = []  # to be retired at the next opportunity; appended to without the lock
+        self._postponed: list[Pool] = []  # to be retired at the next opportunity; appended to without the lock
         self._uncaptured: dict[PoolId, Pool] = {}  # pools of regions that no capture has used
         self._retired: dict[PoolId, Pool] = {}  # retired pools whose memory PyTorch may still hold
         self.pending: set[int] = set()
@@ -68,9 +68,9 @@ class IdlePools:
     after_fork_in_child = _reset
 
     @property
-    def has_doomed(self) -> bool:
-        """Whether pools wait for :meth:`retire_doomed`."""
-        return bool(self._doomed)
+    def has_postponed(self) -> bool:
+        """Whether pools wait for :meth:`retire_postponed`."""
+        return bool(self._postponed)
 
     def take_idle(self, options: RegionOptions, devices: Sequence[int], pools: list[Pool]) -> None:
         """Append an idle pool of each device to a list, until there is none. The caller holds the lock."""
@@ -88,7 +88,7 @@ class IdlePools:
                 _core.move(pools, self._idle.setdefault(key, []), 0)
             else:
                 self.pending.add(key.device)  # to be emptied later, if a signal handler prevents it now
-                _core.move(pools, self._doomed, 0)
+                _core.move(pools, self._postponed, 0)
 
     def check_out(self, torch: TorchCuda, key: Key) -> Pool:
         """Return a pool that is not in use and does not allocate from paused memory: an idle one, or a new one."""
@@ -168,28 +168,31 @@ class IdlePools:
 
     def retire_later(self, pool: Pool) -> None:
         """Mark a pool to be retired later. For finalizers, which may run even while the lock is held."""
-        self._doomed.append(pool)
+        self._postponed.append(pool)
 
-    def retire_doomed(self, torch: TorchCuda) -> None:
+    def retire_postponed(self, torch: TorchCuda) -> None:
         """Retire the pools that finalizers and disable() left."""
-        for pool in list(self._doomed):
-            self.retire(torch, pool)
-            with contextlib.suppress(ValueError):  # another thread has retired it as well
-                self._doomed.remove(pool)
+        claimed = _ClaimedPools(self._postponed)
+        _core.within(claimed, functools.partial(self._retire_claimed, torch), claimed.pools)
+
+    def _retire_claimed(self, torch: TorchCuda, pools: list[Pool]) -> None:
+        while pools:
+            self.retire(torch, pools[0])
+            pools.pop(0)
 
     def begin_emptying(self, torch: TorchCuda) -> int:
         """Prepare an emptying of PyTorch's cache. Return the mask of the devices in use."""
         in_use = _core.active_devices()
         for prepare in before_emptying:
             prepare(in_use)
-        self.retire_doomed(torch)
+        self.retire_postponed(torch)
         return in_use
 
     def retired_pools(self) -> frozenset[PoolId]:
         """Return the retired pools whose memory torch may still hold. torch releases it when its cache is emptied."""
         return frozenset(self._retired)
 
-    def strike_off(self, torch: TorchCuda, pools: Iterable[Pool]) -> None:
+    def note_captured(self, torch: TorchCuda, pools: Iterable[Pool]) -> None:
         """Record that captures may have used the pools."""
         captured = {pool.id for pool in pools}
         for pool in captured:
@@ -276,9 +279,9 @@ class IdlePools:
         retired = False
         for pool in list(taken.pools):
             if self.should_retire(torch, pool, segments=None if by_pool is None else by_pool.get(pool.id, [])):
-                _core.move(taken.pools, self._doomed, taken.pools.index(pool))
+                _core.move(taken.pools, self._postponed, taken.pools.index(pool))
                 retired = True
-        self.retire_doomed(torch)
+        self.retire_postponed(torch)
         return retired and needs_emptying(torch)
 
     def should_retire(
@@ -320,7 +323,7 @@ class IdlePools:
         """Retire the idle pools with matching keys and return their MemPools. The caller's reference may keep a pool
         alive."""
         taken = _core.within(self.lock, self._take_matching, matches)
-        self.strike_off(torch, taken)  # a program that has the object may capture into the pool
+        self.note_captured(torch, taken)  # a program that has the object may capture into the pool
         memory_pools = [pool.memory_pool for pool in taken]
         for pool in taken:
             self.retire(torch, pool)
@@ -330,6 +333,27 @@ class IdlePools:
         """Remove the idle pools with matching keys, and return them. The caller holds the lock."""
         keys = [key for key in self._idle if matches(key)]
         return [pool for key in keys for pool in self._idle.pop(key)]
+
+
+class _ClaimedPools(OneUse):
+    """A context manager inside which this thread alone has the pools of a shared list: two threads must not retire one pool.
+
+    Attributes:
+        pools: The pools. Pools that are still in this list at the end return to the shared list.
+    """
+
+    def __init__(self, shared: list[Pool]) -> None:
+        self._shared = shared
+        self.pools: list[Pool] = []
+
+    def _begin(self) -> None:
+        with contextlib.suppress(IndexError):  # it is empty
+            while True:
+                _core.move(self._shared, self.pools, 0)
+
+    def _end(self) -> None:
+        while self.pools:
+            _core.move(self.pools, self._shared, 0)
 
 
 class TakenPools(OneUse):

@@ -6,7 +6,7 @@ process before. Up to 2.9 the objects are therefore never destroyed: a retired p
 a capture makes the end of an object end the process, and the end of an object without another use releases what is idle in
 its pool.
 
-Any thread. PyTorch is called, so the caller holds no lock.
+Any thread, but one at a time for each pool. PyTorch is called, so the caller holds no lock.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def retire(torch: TorchCuda, pool: _Retirable) -> None:
 
 def retire_at_emptying(torch: TorchCuda, pool: _Retirable) -> None:
     """Retire a pool that is not routed: torch releases its segments at the next emptying after their last tensor is gone.
-    A signal handler cannot divide a retirement (steps.py), and it may be repeated. Takes no lock."""
+    A signal handler cannot divide a retirement (steps.py), and it may be repeated, but not by two threads at once. Takes no
+    lock."""
     _retire(torch, pool, _steps_of_retirement)
 
 

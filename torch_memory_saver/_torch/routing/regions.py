@@ -106,7 +106,7 @@ class Regions:
             for device in devices[len(frame.pools) :]:
                 self._idle_pools.check_out_to(torch, Key(frame.options, device), frame.pools)
         if _may_be_capturing(torch):
-            self._idle_pools.strike_off(torch, frame.pools)
+            self._idle_pools.note_captured(torch, frame.pools)
         if outer is not None:
             self.router.end(outer)
         self.router.begin(torch, frame)
@@ -134,7 +134,7 @@ class Regions:
             if is_own:
                 self._settle_autograd(torch, stack)
             if frame.pools and _may_be_capturing(torch):
-                self._idle_pools.strike_off(torch, frame.pools)
+                self._idle_pools.note_captured(torch, frame.pools)
             self.router.end(frame)
             if not frame.managed:
                 for pool in frame.pools:
@@ -248,14 +248,14 @@ class Regions:
         A graph may have been captured into such a pool by its id: it counts as one of the pool's uses then.
         """
         alive = _core.within(self._idle_pools.lock, self._pools_alive, listed)
-        self._idle_pools.strike_off(torch, [pool for pool, uses in alive if torch.uses_of(pool.memory_pool) > uses])
+        self._idle_pools.note_captured(torch, [pool for pool, uses in alive if torch.uses_of(pool.memory_pool) > uses])
         return self._idle_pools.uncaptured_pools()
 
     def _pools_alive(self, listed: Collection[PoolId | None]) -> list[tuple[Pool, int]]:
         """Forget the retired pools that are not in torch's list. Return the other pools, and how many uses torch counts for
         each without graphs. The caller holds the lock."""
         alive = [(pool, OBJECT_USES) for pool in self._idle_pools.forget_unlisted(listed)]
-        for frame in self._admission.frames.values():
+        for frame in list(self._admission.frames.values()):  # route_only() changes them without the lock
             alive += [(pool, uses_of_object(frame)) for pool in frame.pools]
         return alive
 

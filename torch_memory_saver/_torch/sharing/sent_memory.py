@@ -226,15 +226,15 @@ class SharedMemory:
             CaptureInProgressError: A capture is under way: it would record the event that is sent.
         """
         call = object()
-        counter = self._begin(call, row)
+        self._begin(call, row)
         try:
-            return self._send(torch, share, storage, row, counter)
+            return self._send(torch, share, storage, row)
         finally:
             with self._lock:
                 self._sending.pop(call, None)
 
-    def _begin(self, call: object, row: _core.Segment) -> tuple[CounterFile, int]:
-        """List a call as sending, and take a counter for it."""
+    def _begin(self, call: object, row: _core.Segment) -> None:
+        """List a call as sending."""
         with self._lock:
             if self._closed and any(selects(tags, row.tag) for tags in self._closed.values()):
                 raise InvalidStateError(
@@ -243,13 +243,13 @@ class SharedMemory:
                     tag=row.tag,
                     device=row.device,
                 )
-            counter = self._counters.take()
             self._sending[call] = row
-        return counter
 
-    def _send(
-        self, torch: Any, share: Share, storage: Any, row: _core.Segment, counter: tuple[CounterFile, int]
-    ) -> tuple[Any, ...]:
+    def _take_counter(self) -> tuple[CounterFile, int]:
+        with self._lock:
+            return self._counters.take()
+
+    def _send(self, torch: Any, share: Share, storage: Any, row: _core.Segment) -> tuple[Any, ...]:
         if _is_capturing(torch, row.device):
             raise CaptureInProgressError(
                 "share: a tensor cannot be sent while the current stream is being captured, because an event of that "
@@ -263,6 +263,7 @@ class SharedMemory:
         own = self._own_format or self._find_own_format(torch, share, row.device)
         layout = own if self.importer is None else format_of_importer(self.importer)
         handle = memory.descriptions.get(layout) or memory.describe(layout, self.nonce)
+        counter = self._take_counter()  # after the checks, because a refused send must not use one up
         event = self._events.record(torch, row.device)
         offset = storage.data_ptr() - exported[0].address
         result = (row.device, handle, storage.nbytes(), offset, counter[0].name, counter[1], event.handle, True)
@@ -283,8 +284,7 @@ class SharedMemory:
     def _test(self, torch: Any, fields: tuple[Any, ...]) -> None:
         """Import a description in this process, once, because an importer in another process would fail in its own way. The
         test also checks that the counter falls when the import is dropped."""
-        with self._lock:
-            counter_file, counter = self._counters.take()
+        counter_file, counter = self._take_counter()
         arguments = list(fields)
         arguments[_COUNTER_FILE], arguments[_COUNTER], arguments[_WAITS] = counter_file.name, counter, False
         try:

@@ -119,7 +119,7 @@ def test_without_hooks_nothing_more_is_done(hooks: Recorder, monkeypatch: pytest
     handle = hooks.on_pause("gone")
     handle.remove()
     assert hooks_module._hooks["pause"] == hooks_module._hooks["resume"] == ()
-    for name in ("_Around", "_Turn", "select_tags"):
+    for name in ("_HookRun", "CallTurn", "select_tags"):
         monkeypatch.setattr(hooks_module, name, refuse)
     hooks.saver.pause()
     hooks.saver.resume()

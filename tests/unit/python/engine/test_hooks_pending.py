@@ -7,13 +7,17 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from interruptions import every_interruption
 from processes import wait_until
 from recorded_hooks import TIMEOUT_S, Gate, Recorder
 
 from torch_memory_saver import _core
+from torch_memory_saver._engine import engine
+from torch_memory_saver._engine.hooks import PendingHooks
 from torch_memory_saver._engine.process import pending_resumes
 from torch_memory_saver.errors import InvalidStateError, OutOfMemoryError
 
@@ -128,6 +132,31 @@ def test_an_interrupted_wait_calls_no_hook(hooks: Recorder, pending: Any, monkey
     assert hooks.take_events() == ["one before", "two before"]
     begun.wait()
     assert hooks.take_events() == ["two after", "one after"]
+
+
+def test_a_signal_just_after_a_resume_has_begun(hooks: Recorder, pending: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resume goes on, so it is not cancelled. The next call of its tags has the callbacks called."""
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "warn_of_unknown_tags", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pending()
+    assert hooks.take_events() == ["one before", "two before"]
+    hooks.saver.pause()
+    assert hooks.take_events() == ["two after", "one after"]
+    assert hooks.told["one", "after"].error is None
+
+
+def test_a_signal_while_the_callbacks_begin_leaves_no_thread_waiting() -> None:
+    callbacks: list[PendingHooks] = []
+
+    def call() -> None:
+        callbacks.append(PendingHooks(cast("Any", SimpleNamespace(call_after=lambda report, error: None))))
+        callbacks[-1]._call_once(None, None)
+
+    for place in every_interruption(call):
+        for each in callbacks:
+            assert not each.called or each._finished.is_set(), place
+    assert callbacks[-1].called and callbacks[-1]._finished.is_set()
 
 
 def _interrupt(*arguments: Any) -> Any:

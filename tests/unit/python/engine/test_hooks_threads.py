@@ -11,20 +11,20 @@ import pytest
 from processes import Program, wait_until
 from recorded_hooks import SIZE, TIMEOUT_S, Gate, Recorder
 
-from torch_memory_saver._engine import hooks as hooks_module
+from torch_memory_saver._engine import call_turns
 
 
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Grows whenever a call begins to wait for its turn."""
     waits: list[None] = []
-    wait = hooks_module._turns_changed.wait
+    wait = call_turns._turns_changed.wait
 
     def counted(timeout: float | None = None) -> bool:
         waits.append(None)
         return wait(timeout)
 
-    monkeypatch.setattr(hooks_module._turns_changed, "wait", counted)
+    monkeypatch.setattr(call_turns._turns_changed, "wait", counted)
     return waits
 
 
@@ -80,7 +80,7 @@ def test_a_failed_call_gives_its_turn_back(hooks: Recorder, pool: ThreadPoolExec
         hooks.saver.pause()
     hooks.raises.clear()
     assert pool.submit(hooks.saver.pause).result(TIMEOUT_S).allocations == 1
-    assert hooks_module._running == []
+    assert call_turns._running == []
 
 
 def test_a_resume_that_waits_for_memory_lets_others_pause(hooks: Recorder, pool: ThreadPoolExecutor, simulator: Any) -> None:
@@ -273,13 +273,13 @@ thread = threading.Thread(target=saver.pause)
 thread.start()
 inside.wait(60)
 events.clear()
-from torch_memory_saver._engine import hooks as hooks_module
-wait = hooks_module._turns_changed.wait
+from torch_memory_saver._engine import call_turns
+wait = call_turns._turns_changed.wait
 def interrupted(timeout=None):
-    hooks_module._turns_changed.wait = wait
+    call_turns._turns_changed.wait = wait
     signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
     return wait(timeout)
-hooks_module._turns_changed.wait = interrupted
+call_turns._turns_changed.wait = interrupted
 def handler(number, frame):
     signal.setitimer(signal.ITIMER_REAL, 0)
     raise KeyboardInterrupt

@@ -3,10 +3,12 @@ Their next call finds all of them in step."""
 
 from __future__ import annotations
 
+import _thread
 import signal
 import threading
 from collections import defaultdict
-from types import FrameType
+from collections.abc import Callable
+from types import FrameType, SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from ranks_store import EndedClock, MemoryStore, SteppedClock, SteppedRank
 
 from torch_memory_saver.errors import InvalidStateError
+from torch_memory_saver.ranks import vote
 from torch_memory_saver.ranks.vote import Ballot, BoundedCalls, Clock, Decision, Position, StoreLost, only_call
 
 RANKS = (3, 5, 8)  # of a group that is a part of the world
@@ -444,6 +447,21 @@ def test_a_store_that_fails_is_lost() -> None:
 
     with pytest.raises(StoreLost, match=r"^RuntimeError: Connection was likely closed\.$"):
         BoundedCalls(Clock(TIMEOUT_S)).ask(fail)
+
+
+def test_a_thread_that_cannot_start_is_a_lost_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no signal, after which the call would be made again."""
+    starts: list[Callable[..., int]] = [refuse_to_start, _thread.start_new_thread]
+    stand_in = SimpleNamespace(start_new_thread=lambda *arguments: starts.pop(0)(*arguments))
+    monkeypatch.setattr(vote, "_thread", stand_in)
+    calls = BoundedCalls(Clock(TIMEOUT_S))
+    with pytest.raises(StoreLost, match="no thread can be started to call it: can't start new thread"):
+        calls.ask(lambda: "decided")
+    assert calls.interruption is None
+
+
+def refuse_to_start(*arguments: object) -> int:
+    raise RuntimeError("can't start new thread")
 
 
 def test_a_signal_does_not_end_the_wait_for_the_decision() -> None:

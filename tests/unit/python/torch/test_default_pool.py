@@ -3,13 +3,16 @@ and releases of PyTorch that do without. tests/gpu/test_paused_default_pool.py h
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from fake_torch import DEFAULT, FakeTorch
 
 from torch_memory_saver._torch.memory.store import PoolStore
+from torch_memory_saver.options import DEFAULT_TAG
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
@@ -40,6 +43,34 @@ def test_an_older_torch_reports_the_bytes(managing: TorchMemorySaver, fake_torch
     assert managing.pause().reusable_bytes == 3 * MIB
     assert fake_torch.routings == []
     managing.resume()
+
+
+@recent
+def test_a_pause_leaves_calls_in_regions_of_other_tags_alone(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, load: Any, store: PoolStore, no_warning: None
+) -> None:
+    """The memory of the default pool may also be managed in a process whose regions are not disable() alone."""
+    fake_torch.managed[DEFAULT] = True
+    saver._use()._graph_pools.default_pool_managed = True
+    fake_torch.allocate(2 * MIB)
+    running, go_on = threading.Event(), threading.Event()
+
+    def call() -> tuple[Any, Any]:
+        before = load()
+        running.set()
+        assert go_on.wait(60)
+        return before, load()
+
+    with ThreadPoolExecutor(1) as pool:
+        with saver.region("other"):
+            future = pool.submit(call)
+            assert running.wait(60)
+        try:
+            saver.pause(DEFAULT_TAG)
+        finally:
+            go_on.set()
+        assert future.result(60) == ("other", "other")
+    saver.resume()
 
 
 @recent

@@ -472,6 +472,27 @@ def test_it_is_made_at_the_first_region(saver: TorchMemorySaver, fake_torch: Fak
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
+def test_two_first_regions_at_once_replace_it_once(store: PoolStore, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """The second one comes just before or after the replacement by the first one."""
+    replace = thread_pools.replace
+
+    def replace_and_follow(*arguments: Any) -> None:
+        monkeypatch.setattr(thread_pools, "replace", replace)
+        if when == "before":
+            in_thread(follow)
+        replace(*arguments)
+        if when == "after":
+            in_thread(follow)
+
+    def follow() -> None:
+        thread_pools.follow_thread_pools(store, lambda: None, False)
+
+    monkeypatch.setattr(thread_pools, "replace", replace_and_follow)
+    follow()
+    assert ThreadPoolExecutor.submit.__wrapped__ is ORIGINAL  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
 def test_a_wrapper_of_the_program(
     saver: TorchMemorySaver, load: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:

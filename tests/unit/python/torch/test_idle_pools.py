@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 from fake_torch import FakeTorch
+from other_threads import in_thread
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.binding.layer import leak_reference
 from torch_memory_saver._torch.memory.store import PoolStore
-from torch_memory_saver._torch.pools import retirement
+from torch_memory_saver._torch.pools import idle, retirement
 from torch_memory_saver._torch.pools.fill import Fill, is_worth_retiring, measure_fill
 from torch_memory_saver._torch.pools.retirement import retire
+from torch_memory_saver._torch.records.frames import Frame
 from torch_memory_saver._torch.records.pool import Key
 from torch_memory_saver.options import RegionOptions
 from torch_memory_saver.saver import TorchMemorySaver
@@ -228,3 +230,50 @@ def test_the_end_of_the_object_is_its_pools_last_use_unless_a_capture_is_active(
     retire(torch, retired)
     assert alive() is None
     assert torch.calls == (["begin", "end", "release"] if capturing else [])
+
+
+def test_two_threads_retire_a_pool_once(store: PoolStore, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one comes while the first one calls PyTorch, which releases the GIL."""
+    torch: Any = fake_torch
+    pools = [store.idle_pools.make_pool(torch, Key(RegionOptions.check("a"), 0)) for _ in range(2)]
+    for pool in pools:
+        store.idle_pools.retire_later(pool)
+    retired: list[Any] = []
+
+    def retire_and_be_overtaken(torch: Any, pool: Any) -> None:
+        retired.append(pool)
+        if len(retired) == 1:
+            in_thread(lambda: store.idle_pools.retire_postponed(torch))
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(idle, "retire", retire_and_be_overtaken)
+    with pytest.raises(KeyboardInterrupt):
+        store.idle_pools.retire_postponed(torch)
+    assert retired == pools[:1]
+    store.idle_pools.retire_postponed(torch)
+    assert retired == [pools[0], *pools], "the interrupted one is retired again, which continues"
+    assert not store.idle_pools.has_postponed
+
+
+def test_a_routing_may_end_while_the_pools_are_listed(store: PoolStore, fake_torch: FakeTorch) -> None:
+    """Routings to spare pools begin and end without the lock."""
+    torch: Any = fake_torch
+    regions = store.regions
+
+    class EndedMeanwhile(Frame):
+        @property
+        def routed(self) -> bool:
+            regions._admission.frames.pop(1, None)
+            return False
+
+        @routed.setter
+        def routed(self, value: bool) -> None:
+            pass
+
+    frame = EndedMeanwhile(torch, RegionOptions.check("a"), regions.stack())
+    frame.pools = [store.idle_pools.make_pool(torch, Key(frame.options, 0))]
+    regions._admission.frames.update({0: frame, 1: Frame(torch, frame.options, regions.stack())})
+    try:
+        assert regions.pools_without_captures(torch, []) == frozenset()
+    finally:
+        regions._admission.frames.clear()

@@ -282,7 +282,7 @@ def test_a_capture(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolSt
     assert place > 500
     graphs.clear()
     gc.collect()
-    store.idle_pools.retire_doomed(fake_torch)  # type: ignore[arg-type]
+    store.idle_pools.retire_postponed(fake_torch)  # type: ignore[arg-type]
     assert not engine.graph_pools._by_id
 
 

@@ -71,6 +71,25 @@ def test_a_failed_pause_changes_nothing(saver: TorchMemorySaver, fake_torch: Fak
     assert saver.pause("a").bytes == 2 * MIB
 
 
+def test_a_failed_pause_keeps_the_pools_of_regions_although_earlier_memory_is_paused(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore
+) -> None:
+    with saver.region("a"):
+        fake_torch.allocate(2 * MIB)
+    saver.pause("a")
+    with saver.region("a"):
+        fake_torch.allocate(2 * MIB)
+        routed = list(fake_torch.routings)
+        _core.capture_begin(None, _core.BACKUP_NONE)
+        try:
+            with pytest.raises(errors.CaptureInProgressError):
+                saver.pause("a")
+        finally:
+            _core.capture_end()
+        assert fake_torch.routings == routed
+    saver.resume("a")
+
+
 @pytest.fixture
 def paused(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> int:
     """300 of the device's 512 MiB are paused, and 300 are cached in a pool of another tag. The address of what is paused."""

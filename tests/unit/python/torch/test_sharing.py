@@ -240,6 +240,7 @@ def test_sharing_in_a_capture_or_of_paused_memory_changes_nothing(shared: Shared
         send(shared, FakeStorage(10, address=address))
     assert (FakeTorch.shared, FakeEvent.made) == ([], [])
     _core.resume(None, None)
+    assert send(shared, FakeStorage(10, address=address))[5] == 0, "a refused send uses up no counter"
 
 
 def test_a_forked_child_keeps_what_its_parent_sent(shared: SharedMemory) -> None:

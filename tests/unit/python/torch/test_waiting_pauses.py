@@ -196,7 +196,7 @@ def test_hooks_are_called_after_the_wait(
 def test_the_turn_of_hooks_is_awaited_until_the_timeout(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     with saver.region("a"):
         fake_torch.allocate(2 * MIB)
-    hook, turn = saver.on_pause("a", "before", lambda call: None), hooks_module._Turn(("a",))
+    hook, turn = saver.on_pause("a", "before", lambda call: None), hooks_module.CallTurn(("a",))
     turn.take()
     try:
         with pytest.raises(errors.InvalidStateError, match="another pause or resume of these tags"):
