@@ -449,14 +449,14 @@ _TORCH_LAYER = (
     Mutant(
         "a-capture-is-announced-before-torch-synchronizes",
         _SOURCES + "_torch/graphs/cuda_graph.py",
-        "        _core.within(renewed, functools.partial(_core.within, announcing(announce), begin))",
+        "        _core.within(renewed, _core.within, announcing(announce), begin)",
         "        announce()\n        _core.within(renewed, begin)",
         ("torch:tests/gpu/test_captures.py::test_a_capture_is_one_from_its_begin_on",),
     ),
     Mutant(
         "a-workspace-may-lie-in-a-graph-s-pool",
         _SOURCES + "_torch/graphs/cuda_graph.py",
-        "_core.within(renewed, functools.partial(_core.within, announcing(announce), begin))",
+        "_core.within(renewed, _core.within, announcing(announce), begin)",
         "_core.within(announcing(announce), begin)",
         (_TESTS + "torch/test_graphs.py::test_workspaces_are_made_before_the_capture_and_in_ordinary_memory",),
     ),

@@ -203,7 +203,7 @@ class TorchCuda:
         memory_pool = kind.__new__(kind)
         leak_reference(memory_pool)
         self._making.pool = memory_pool
-        _core.within(self.on_device(device), functools.partial(memory_pool.__init__, *arguments))
+        _core.within(self.on_device(device), memory_pool.__init__, *arguments)
         self._making.pool = None
         return memory_pool
 
@@ -244,9 +244,9 @@ class TorchCuda:
         with managed settings in force: the native core warns of our allocator outside regions. If nothing else uses the
         pool, the next emptying removes it."""
         routing = Routing(self, [(device, pool)])
-        probe = functools.partial(_core.within, self.on_device(device), self._allocates_managed)
         try:
-            return _core.within(Routed(routing), probe)
+            managed: bool = _core.within(Routed(routing), _core.within, self.on_device(device), self._allocates_managed)
+            return managed
         except RuntimeError:
             if routing.has_begun:
                 raise

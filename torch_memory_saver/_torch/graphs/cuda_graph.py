@@ -22,7 +22,6 @@ The functions about tokens and the clean-up call torch, so they are called with 
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
@@ -128,7 +127,7 @@ class GraphPools:
             InvalidStateError: The token's pool already holds memory that is not managed, or is paused.
         """
         epoch = _core.tag_info(key.options.tag).epoch  # before the look at the token's segments
-        shared, is_ours = _core.within(self._lock, self._join, (token, key, capture))
+        shared, is_ours = _core.within(self._lock, self._join, token, key, capture)
         if shared is None:
             if token is not None and not is_ours and names_pool_to_use(torch, token, key):
                 capture.pool = _CapturePool(token, epoch)
@@ -137,10 +136,9 @@ class GraphPools:
         self.check_resident(torch, shared, key.options.tag)
         return shared
 
-    def _join(self, wanted: tuple[PoolId | None, Key, _Capture]) -> tuple[_SharedPool | None, bool]:
+    def _join(self, token: PoolId | None, key: Key, capture: _Capture) -> tuple[_SharedPool | None, bool]:
         """Make a capture a user of the pool that there is for its token. Return the pool, or None, and whether the token is
         the id of a pool of this package. The caller holds the lock."""
-        token, key, capture = wanted
         shared = self._find(token, key)
         if shared is not None:
             capture.pool = shared
@@ -177,15 +175,14 @@ class GraphPools:
     def _create(self, torch: TorchCuda, token: PoolId | None, key: Key, epoch: int, capture: _Capture) -> _SharedPool:
         pool = self._store.idle_pools.make_pool(torch, key)
         made = _SharedPool(pool, token, epoch)
-        shared = _core.within(self._lock, self._add, (made, capture))
+        shared = _core.within(self._lock, self._add, made, capture)
         if shared is not made:
             self._store.idle_pools.retire(torch, pool)
         return shared
 
-    def _add(self, wanted: tuple[_SharedPool, _Capture]) -> _SharedPool:
+    def _add(self, made: _SharedPool, capture: _Capture) -> _SharedPool:
         """Add a new pool, and make a capture its user, unless another thread has added one for the token. Return the pool
         that the capture uses. The caller holds the lock."""
-        made, capture = wanted
         token, key = made.token, made.pool.key
         other = self._find(token, key)
         shared = made if other is None else other
@@ -212,12 +209,11 @@ class GraphPools:
         repeated."""
         if not isinstance(shared, _SharedPool):
             return
-        if _core.within(self._lock, self._remove_user, (shared, user)):
+        if _core.within(self._lock, self._remove_user, shared, user):
             self._store.idle_pools.retire_later(shared.pool)
 
-    def _remove_user(self, wanted: tuple[_SharedPool, object]) -> bool:
+    def _remove_user(self, shared: _SharedPool, user: object) -> bool:
         """Remove a user. The last one takes the pool with it. Return whether it did. The caller holds the lock."""
-        shared, user = wanted
         shared.users.discard(user)
         if shared.users or self._by_id.pop(shared.pool.id, None) is None:
             return False
@@ -358,7 +354,7 @@ class GraphCapture(_core.Scope, FunctionDecorator):
             capture.begin_graph(graph)
 
         renewed = self._workspaces.renewed(torch, graph.capture_stream)
-        _core.within(renewed, functools.partial(_core.within, announcing(announce), begin))
+        _core.within(renewed, _core.within, announcing(announce), begin)
         if _core.preloaded and not isinstance(pool, _SharedPool):
             # torch calls cudaMalloc for such a pool, which uses the settings of its thread.
             capture.entered.enter(torch.autograd_on_this_thread())
@@ -455,8 +451,8 @@ def names_pool_to_use(torch: TorchCuda, token: PoolId, key: Key) -> bool:
                 tag=options.tag,
             )
         if not found:
-            probe = functools.partial(torch.has_our_allocator, token, key.device)
-            return _core.within(region_settings.RegionSettings(options), probe)
+            settings = region_settings.RegionSettings(options)
+            return _core.within(settings, torch.has_our_allocator, token, key.device)
     return all(row.tag == options.tag and row.backup == options.backup for row in managed)
 
 

@@ -6,7 +6,6 @@ region, a pause, a resume and empty_cache() give back of both. PyTorch is called
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
@@ -138,20 +137,18 @@ class PoolStore:
             return
         in_use = _core.active_devices()
         taken = TakenPools(self.idle_pools, [pool for pool in used if in_use >> pool.device & 1])
-        look = functools.partial(_core.within, taken, self._look_at, (torch, taken))
-        idle: list[Pool] = _core.within(collector_stopped(), look)
+        idle: list[Pool] = _core.within(collector_stopped(), _core.within, taken, self._look_at, torch, taken)
         tags = {pool.key.options.tag for pool in used}
         retired = self.idle_pools.retired_of(tags)
         if not torch.routing_spares_cache:  # an emptying costs PyTorch's own cache
-            retired = _core.within(collector_stopped(), functools.partial(self._with_idle_segment, torch), retired)
+            retired = _core.within(collector_stopped(), self._with_idle_segment, torch, retired)
         if (idle or retired) and not must_not_free(torch):
             if self.idle_pools.retire_idle(torch, idle) or retired:
                 self.empty_retired(torch)
             gone = {pool.id for pool in idle if pool.memory_pool is None and not pool.live}
             self.idle_pools.forget(gone)
 
-    def _look_at(self, wanted: tuple[TorchCuda, TakenPools]) -> list[Pool]:
-        torch, taken = wanted
+    def _look_at(self, torch: TorchCuda, taken: TakenPools) -> list[Pool]:
         return [pool for pool in list(taken.pools) if self._look(torch, pool)]
 
     def _look(self, torch: TorchCuda, pool: Pool) -> bool:
@@ -200,7 +197,7 @@ class PoolStore:
 
     def empty_cache_with(self, torch: TorchCuda, empty_torch_cache: Callable[[], _Result]) -> _Result:
         """Release memory as :meth:`empty_cache` does, with a function that empties PyTorch's cache. Return its result."""
-        result: _Result = _core.within(collector_stopped(), lambda: self._empty_cache(torch, empty_torch_cache))
+        result: _Result = _core.within(collector_stopped(), self._empty_cache, torch, empty_torch_cache)
         return result
 
     def _empty_cache(self, torch: TorchCuda, empty_torch_cache: Callable[[], _Result]) -> _Result:

@@ -21,7 +21,6 @@ single operations of a dict. PyTorch is called without any lock.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from torch_memory_saver import _core
@@ -55,7 +54,7 @@ class LastLook:
         if not changed:
             return False
         taken = TakenPools(self._idle_pools, [pool for device in changed for pool in by_device[device]])
-        return _core.within(taken, functools.partial(self._look, torch, changed), taken)
+        return _core.within(taken, self._look, torch, changed, taken)
 
     def _has_changed(self, torch: TorchCuda, device: int, pools: list[Pool]) -> bool:
         """Return whether one of the device's idle pools may have more idle segments than at the last look."""

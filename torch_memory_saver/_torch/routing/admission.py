@@ -99,10 +99,9 @@ class Admission:
             frame for frame in frames if frame.managed and frame.stack is not pause.stack and selects(pause.tags, frame.tag)
         ]
 
-    def mark_ended(self, wanted: tuple[Pause, list[Frame]]) -> list[Frame] | None:
+    def mark_ended(self, pause: Pause, new: list[Frame]) -> list[Frame] | None:
         """Mark the frames of other threads in the tags as ended, and append those that were not to a list. Return all of
         them, or None if one follows no other. A pause that only waits ends none. The caller holds the lock."""
-        pause, new = wanted
         frames = self.inside(pause)
         if [frame for frame in frames if frame.origin is None]:
             return None

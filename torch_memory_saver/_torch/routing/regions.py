@@ -193,7 +193,7 @@ class Regions:
         """End the regions of other threads in the tags, if all of them follow others. Return whether they do. May be
         repeated."""
         new: list[Frame] = []
-        frames = _core.within(self._idle_pools.lock, self._admission.mark_ended, (pause, new))
+        frames = _core.within(self._idle_pools.lock, self._admission.mark_ended, pause, new)
         if frames is None:
             return False
         for frame in frames:

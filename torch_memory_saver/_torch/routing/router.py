@@ -7,7 +7,6 @@ PyTorch is called. Nothing takes another lock of this package then.
 
 from __future__ import annotations
 
-import functools
 import threading
 
 from torch_memory_saver import _core
@@ -29,7 +28,7 @@ class Router:
         if frame.origin is None:
             _begin(torch, frame)
         else:
-            _core.within(self._following, functools.partial(_begin, torch), frame)
+            _core.within(self._following, _begin, torch, frame)
 
     def end(self, frame: Frame) -> None:
         """Undo :meth:`begin`, from any thread. Does nothing if the frame is not routed. May be repeated."""
