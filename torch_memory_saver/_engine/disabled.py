@@ -75,7 +75,7 @@ class DisabledEngine(Engine):
 
     def __init__(self) -> None:
         self.hook_mode = preload.mode_in_force()
-        # For private attributes of the C++ package, see corner_of().
+        # For private attributes of the C++ package, see private_attribute_of().
         self._find_torch = layer.loaded
         self._store = pool_store
         self._graph_pools = graph_pools

@@ -390,7 +390,7 @@ class Engine:
         if torch is not None:
             self._store.empty_cache(torch)
             self._store.regions.room.forget_empty_tags()
-            self._store.log_put_off()
+            self._store.log_deferred_emptying()
 
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
         torch, flag = layer.in_use(), check_flag("zero_copy", zero_copy, none=True)

@@ -62,7 +62,7 @@ class PoolStore:
     def _reset(self) -> None:
         self._spare_pools: list[list[Pool]] = []  # pools without memory, one of each device, for empty_retired()
         self._rows: dict[str, list[_core.Usage]] = {}  # of each tag, when its last region ended
-        self._has_logged_put_off = False
+        self._has_logged_deferred_emptying = False
         self._frees_at_pause: dict[str, dict[int, int]] = {}  # PyTorch's counts, by paused tag and device
         self.watch = Watch()
         self.substitutes = SubstitutePools(self.idle_pools, self.regions)
@@ -288,12 +288,12 @@ class PoolStore:
         _core.within(self.substitutes.suspended(torch), torch.empty_cache)
         self.idle_pools.pending -= emptied
 
-    def log_put_off(self) -> None:
+    def log_deferred_emptying(self) -> None:
         """Log once that PyTorch's cache was not emptied because another thread is inside a region."""
         frame = self.regions.routed_by_others()
-        if frame is None or not self.idle_pools.pending or self._has_logged_put_off:
+        if frame is None or not self.idle_pools.pending or self._has_logged_deferred_emptying:
             return
-        self._has_logged_put_off = True
+        self._has_logged_deferred_emptying = True
         logger.warning(
             "empty_cache() has released idle managed memory, but PyTorch's cache outside of regions is only released when "
             "another thread leaves %s. PyTorch does not release that cache while a thread is inside a region, even if an "

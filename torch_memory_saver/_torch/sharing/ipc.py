@@ -237,7 +237,7 @@ class Recorded(NamedTuple):
     event: Any
 
 
-class _OfStream(NamedTuple):
+class _StreamEvent(NamedTuple):
     stream: Any
     recorded: Recorded
 
@@ -246,7 +246,7 @@ class StreamEvents:
     """The events of this process. Any thread; no lock: a stream's event is set by a single operation of a dict."""
 
     def __init__(self) -> None:
-        self._events: dict[tuple[int, ...], _OfStream] = {}  # by device and PyTorch's id of the stream
+        self._events: dict[tuple[int, ...], _StreamEvent] = {}  # by device and PyTorch's id of the stream
 
     def record(self, torch: Any, device: int) -> Recorded:
         """Record an event on the stream that is the device's current one."""
@@ -261,10 +261,10 @@ class StreamEvents:
         return made.recorded
 
     @staticmethod
-    def _make(torch: Any, device: int) -> _OfStream:
+    def _make(torch: Any, device: int) -> _StreamEvent:
         stream, event = torch.cuda.current_stream(device), torch.cuda.Event(interprocess=True)
         event.record(stream)
-        return _OfStream(stream, Recorded(event.ipc_handle(), event))
+        return _StreamEvent(stream, Recorded(event.ipc_handle(), event))
 
 
 def _is_external(stream_id: int) -> bool:
