@@ -45,12 +45,12 @@ __all__ = [
     "binary_wrapper",
     "change_env",
     "configure_subprocess",
-    "private_attribute_of",
     "empty_cache",
     "get_and_print_gpu_memory",
     "get_binary_path_from_package",
     "get_device",
     "is_xpu",
+    "private_attribute_of",
     "register_hook_mode",
 ]
 

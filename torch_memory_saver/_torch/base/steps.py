@@ -33,10 +33,10 @@ from typing import Any
 
 from torch_memory_saver import _core
 
-__all__ = ["Entered", "Notifier", "OneUse", "call_each"]
+__all__ = ["InterruptSafeExitStack", "Notifier", "SingleUseScope", "call_each"]
 
 
-class OneUse(_core.Scope):
+class SingleUseScope(_core.Scope):
     """The base class of context managers whose object is entered once."""
 
     def _begin(self) -> Any:
@@ -66,7 +66,7 @@ def call_each(steps: Iterator[partial[Any]]) -> None:
     deque(map(partial.__call__, steps), maxlen=0)
 
 
-class Entered:
+class InterruptSafeExitStack:
     """Context managers that were entered and are left together, as contextlib.ExitStack does. A signal handler that raises
     leaves none of them in force."""
 

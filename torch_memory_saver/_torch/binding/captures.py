@@ -11,8 +11,8 @@ A capture is visible from before its begin until its end has succeeded, or its s
 resetting a graph does not end its capture.
 
 In both modes the begin also takes :data:`capture_gate`, until the capture is visible. A capture of ``cuda_graph()`` is
-announced there as well (:func:`announcing`), and not earlier: before it calls ``capture_begin``, ``torch.cuda.graph``
-synchronizes, collects garbage and empties caches, which may take long and is no capture.
+announced there as well (:class:`CaptureAnnouncement`), and not earlier: before it calls ``capture_begin``,
+``torch.cuda.graph`` synchronizes, collects garbage and empties caches, which may take long and is no capture.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from typing import Any
 from torch_memory_saver import _core
 from torch_memory_saver._patches import is_replaced, replace
 from torch_memory_saver._torch.base.region_settings import AnnouncedCapture, has_announced_capture
-from torch_memory_saver._torch.base.steps import OneUse
+from torch_memory_saver._torch.base.steps import SingleUseScope
 from torch_memory_saver.errors import ForkedProcessError
 
 __all__ = [
+    "CaptureAnnouncement",
     "CaptureGate",
     "announce_capture",
-    "announcing",
     "before_capture",
     "capture_gate",
     "pool_checks",
@@ -91,7 +91,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-class announcing(OneUse):
+class CaptureAnnouncement(SingleUseScope):
     """A context manager: inside, the first capture that this thread begins calls `announce` just before. If that raises, the
     capture does not begin."""
 
@@ -107,13 +107,13 @@ class announcing(OneUse):
 
 
 def announce_capture() -> None:
-    """Announce the capture that this thread is about to begin, if :func:`announcing` asks for it."""
+    """Announce the capture that this thread is about to begin, if :class:`CaptureAnnouncement` asks for it."""
     announce, _thread.announce = _thread.announce, None
     if announce is not None:
         announce()
 
 
-class _Begin(OneUse):
+class _Begin(SingleUseScope):
     """The begin of a capture that is reported to the native core. If it fails, or a signal handler raises, the report is
     withdrawn, unless the capture goes on. `note` is called with the core's number of a capture that goes on, or with 0 if
     the core has no room for it.
@@ -149,7 +149,7 @@ class _Begin(OneUse):
                     self._note(identity)
 
 
-class _End(OneUse):
+class _End(SingleUseScope):
     """The end of a graph's capture. It is reported to the native core, unless it fails and the capture goes on.
     `under_way` maps each graph to the core's number of its capture."""
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from torch_memory_saver import _core
 from torch_memory_saver._patches import replace
-from torch_memory_saver._torch.base.steps import OneUse, call_each
+from torch_memory_saver._torch.base.steps import SingleUseScope, call_each
 from torch_memory_saver._torch.binding.captures import watch_captures
 from torch_memory_saver._torch.binding.expandable_segments import cut
 from torch_memory_saver._torch.binding.releases import OLDEST, is_too_old, version_of, warn_if_untested
@@ -389,7 +389,7 @@ class Routing:
         call_each(self._steps)
 
 
-class Routed(OneUse):
+class Routed(SingleUseScope):
     """The context manager of :meth:`TorchCuda.routed`."""
 
     def __init__(self, routing: Routing) -> None:
@@ -402,7 +402,7 @@ class Routed(OneUse):
         self._routing.end()
 
 
-class OnDevice(OneUse):
+class OnDevice(SingleUseScope):
     """The context manager of :meth:`TorchCuda.on_device`."""
 
     def __init__(self, torch: TorchCuda, device: int) -> None:

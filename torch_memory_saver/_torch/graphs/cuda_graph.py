@@ -34,9 +34,9 @@ from typing import Any, NamedTuple
 from torch_memory_saver import _core
 from torch_memory_saver._text import binary_size
 from torch_memory_saver._torch.base import region_settings
-from torch_memory_saver._torch.base.collector import collector_stopped
-from torch_memory_saver._torch.base.steps import Entered, call_each
-from torch_memory_saver._torch.binding.captures import announcing
+from torch_memory_saver._torch.base.collector import StoppedCollector
+from torch_memory_saver._torch.base.steps import InterruptSafeExitStack, call_each
+from torch_memory_saver._torch.binding.captures import CaptureAnnouncement
 from torch_memory_saver._torch.binding.layer import DEFAULT_POOL, PoolId, TorchCuda, eager_methods, pool_of
 from torch_memory_saver._torch.graphs.kept_objects import BlasWorkspaces
 from torch_memory_saver._torch.memory.store import PoolStore
@@ -273,7 +273,7 @@ class _Capture:
         self.graph_has_begun = False
         self.last_resort: Iterator[partial[Any]] | None = None
         self.is_over = False
-        self.entered = Entered()
+        self.entered = InterruptSafeExitStack()
 
     def begin_graph(self, graph: Any) -> None:
         """Enter torch.cuda.graph. If that fails, its exit is not called. Context managers that its entry enters are left
@@ -350,11 +350,11 @@ class GraphCapture(_core.Scope, FunctionDecorator):
             self._workspaces.make_again(torch, device)
 
         def begin() -> None:
-            capture.entered.enter(collector_stopped())
+            capture.entered.enter(StoppedCollector())
             capture.begin_graph(graph)
 
         renewed = self._workspaces.renewed(torch, graph.capture_stream)
-        _core.within(renewed, _core.within, announcing(announce), begin)
+        _core.within(renewed, _core.within, CaptureAnnouncement(announce), begin)
         if _core.preloaded and not isinstance(pool, _SharedPool):
             # torch calls cudaMalloc for such a pool, which uses the settings of its thread.
             capture.entered.enter(torch.autograd_on_this_thread())

@@ -68,7 +68,7 @@ from typing import Any
 from torch_memory_saver import _core
 from torch_memory_saver._patches import note_operator
 from torch_memory_saver._torch.base import region_settings
-from torch_memory_saver._torch.base.steps import Entered, OneUse
+from torch_memory_saver._torch.base.steps import InterruptSafeExitStack, SingleUseScope
 from torch_memory_saver._torch.binding.layer import TorchCuda, devices_in_use, eager, in_use
 from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver._torch.records.pool import Key, Pool
@@ -110,7 +110,7 @@ class OrdinaryPools:
         return _OutsideRegions(self._store, self._idle.setdefault(device, []), torch, device)
 
 
-class _OutsideRegions(OneUse):
+class _OutsideRegions(SingleUseScope):
     """The context manager of :meth:`OrdinaryPools.routed`. `idle` are the pools of the device that no thread uses."""
 
     def __init__(self, store: PoolStore, idle: list[Pool], torch: TorchCuda, device: int) -> None:
@@ -119,7 +119,7 @@ class _OutsideRegions(OneUse):
         self._torch = torch
         self._device = device
         self._taken: list[Pool] = []
-        self._entered = Entered()
+        self._entered = InterruptSafeExitStack()
 
     def _begin(self) -> None:
         torch, device = self._torch, self._device
@@ -309,7 +309,7 @@ def _call_in_backward(torch: Any, device: int, call: Callable[[], None]) -> None
     torch.autograd.grad(InBackward.apply(nothing), nothing, nothing.detach())
 
 
-class _Renewed(OneUse):
+class _Renewed(SingleUseScope):
     """The context manager of :meth:`BlasWorkspaces.renewed`."""
 
     def __init__(self, workspaces: BlasWorkspaces, torch: TorchCuda, stream: Any) -> None:
@@ -327,7 +327,7 @@ class _Renewed(OneUse):
         self._workspaces._local.renewed = False
 
 
-class _StateForCapture(OneUse):
+class _StateForCapture(SingleUseScope):
     """A context manager inside which a capture is to begin, so that the state of the device's generator for it is allocated
     in ordinary memory: when the capture begins or, if PyTorch waits for the first random number, right afterwards."""
 
@@ -335,7 +335,7 @@ class _StateForCapture(OneUse):
         self._outside = outside
         self._torch = torch
         self._generator = generator
-        self._entered = Entered()
+        self._entered = InterruptSafeExitStack()
 
     def _begin(self) -> None:
         self._entered.enter(self._outside)

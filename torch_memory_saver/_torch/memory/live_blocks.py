@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.base.collector import collector_stopped
+from torch_memory_saver._torch.base.collector import StoppedCollector
 from torch_memory_saver._torch.binding.layer import DEFAULT_POOL, PoolId, TorchCuda
 from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver._torch.records.tags import Tags, selects
@@ -64,7 +64,7 @@ def live_finder(
     found = torch
 
     def find() -> Live | None:
-        with collector_stopped():
+        with StoppedCollector():
             return _find_live(found, store, tags, every_backup)
 
     return find

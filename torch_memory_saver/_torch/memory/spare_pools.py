@@ -3,7 +3,7 @@ spares PyTorch's own cache, and releases the memory of retired pools."""
 
 from __future__ import annotations
 
-from torch_memory_saver._torch.base.steps import OneUse
+from torch_memory_saver._torch.base.steps import SingleUseScope
 from torch_memory_saver._torch.binding.layer import TorchCuda
 from torch_memory_saver._torch.pools.idle import IdlePools
 from torch_memory_saver._torch.records.frames import Frame
@@ -14,7 +14,7 @@ from torch_memory_saver.options import DEFAULT_TAG, RegionOptions
 __all__ = ["SpareRouting"]
 
 
-class SpareRouting(OneUse):
+class SpareRouting(SingleUseScope):
     """A context manager: inside, this thread's allocations are routed to pools without memory, on every device. `spare` has
     those that no thread uses: a list of one pool for each device."""
 

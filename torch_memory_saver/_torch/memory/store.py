@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.base.collector import collector_stopped
+from torch_memory_saver._torch.base.collector import StoppedCollector
 from torch_memory_saver._torch.binding.history import may_have_native_frames
 from torch_memory_saver._torch.binding.layer import PoolId, TorchCuda, devices_in_use
 from torch_memory_saver._torch.memory.default_pool import SubstitutePools
@@ -137,11 +137,11 @@ class PoolStore:
             return
         in_use = _core.active_devices()
         taken = TakenPools(self.idle_pools, [pool for pool in used if in_use >> pool.device & 1])
-        idle: list[Pool] = _core.within(collector_stopped(), _core.within, taken, self._look_at, torch, taken)
+        idle: list[Pool] = _core.within(StoppedCollector(), _core.within, taken, self._look_at, torch, taken)
         tags = {pool.key.options.tag for pool in used}
         retired = self.idle_pools.retired_of(tags)
         if not torch.routing_spares_cache:  # an emptying costs PyTorch's own cache
-            retired = _core.within(collector_stopped(), self._with_idle_segment, torch, retired)
+            retired = _core.within(StoppedCollector(), self._with_idle_segment, torch, retired)
         if (idle or retired) and not must_not_free(torch):
             if self.idle_pools.retire_idle(torch, idle) or retired:
                 self.empty_retired(torch)
@@ -197,7 +197,7 @@ class PoolStore:
 
     def empty_cache_with(self, torch: TorchCuda, empty_torch_cache: Callable[[], _Result]) -> _Result:
         """Release memory as :meth:`empty_cache` does, with a function that empties PyTorch's cache. Return its result."""
-        result: _Result = _core.within(collector_stopped(), self._empty_cache, torch, empty_torch_cache)
+        result: _Result = _core.within(StoppedCollector(), self._empty_cache, torch, empty_torch_cache)
         return result
 
     def _empty_cache(self, torch: TorchCuda, empty_torch_cache: Callable[[], _Result]) -> _Result:

@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.base.steps import OneUse
+from torch_memory_saver._torch.base.steps import SingleUseScope
 from torch_memory_saver._torch.binding.layer import PoolId, TorchCuda
 from torch_memory_saver._torch.pools.fill import has_idle_segment, is_worth_retiring, measure_fill
 from torch_memory_saver._torch.pools.retirement import before_emptying, needs_emptying, retire
@@ -332,7 +332,7 @@ class IdlePools:
         return [pool for key in keys for pool in self._idle.pop(key)]
 
 
-class TakenPools(OneUse):
+class TakenPools(SingleUseScope):
     """A context manager inside which the caller uses those of the given pools that were idle.
 
     Attributes:

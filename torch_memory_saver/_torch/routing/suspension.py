@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch_memory_saver._torch.base.steps import OneUse
+from torch_memory_saver._torch.base.steps import SingleUseScope
 from torch_memory_saver._torch.binding.layer import TorchCuda
 from torch_memory_saver._torch.records.frames import Frame
 from torch_memory_saver._torch.routing.router import Router
@@ -12,7 +12,7 @@ from torch_memory_saver._torch.routing.router import Router
 __all__ = ["Suspension"]
 
 
-class Suspension(OneUse):
+class Suspension(SingleUseScope):
     """The context manager of :meth:`Regions.routing_suspended`. `frames` are those of this thread that have pools."""
 
     def __init__(self, router: Router, torch: TorchCuda, frames: list[Frame], visit: Callable[[Frame], None] | None) -> None:
