@@ -126,7 +126,7 @@ class GraphPools:
         Raises:
             InvalidStateError: The token's pool already holds memory that is not managed, or is paused.
         """
-        epoch = _core.tag_info(key.options.tag).epoch  # before the look at the token's segments
+        epoch = _core.tag_info(key.options.tag).epoch  # before the token's segments are read
         shared, is_ours = _core.within(self._lock, self._join, token, key, capture)
         if shared is None:
             if token is not None and not is_ours and names_pool_to_use(torch, token, key):
@@ -228,7 +228,7 @@ class GraphPools:
         # Not at exit: the pool's reference is leaked.
         weakref.finalize(graph, self.release, shared, user).atexit = False
 
-    def look_at(self, torch: TorchCuda, token: PoolId) -> None:
+    def warn_of_unmanaged(self, torch: TorchCuda, token: PoolId) -> None:
         """Warn of memory that a pause cannot release. To be called in preload mode, after a capture into the pool of a
         program's token."""
         ordinary = 0 if token in self._warned else bytes_not_managed(torch, token)
@@ -391,7 +391,7 @@ class GraphCapture(_core.Scope, FunctionDecorator):
     def _left(self, capture: _Capture, exception: BaseException | None) -> None:
         assert capture.pool is not None
         if _core.preloaded and not isinstance(capture.pool, _SharedPool):
-            self._pools.look_at(self._torch, capture.pool.id)
+            self._pools.warn_of_unmanaged(self._torch, capture.pool.id)
         error = replaced_error(exception, self._token, capture.pool.id)
         if error is not None:
             raise error from exception

@@ -18,7 +18,7 @@ from torch_memory_saver._torch.memory.default_pool import SubstitutePools
 from torch_memory_saver._torch.memory.spare_pools import SpareRouting
 from torch_memory_saver._torch.pools.fill import has_idle_segment
 from torch_memory_saver._torch.pools.idle import IdlePools, TakenPools
-from torch_memory_saver._torch.pools.last_look import LastLook
+from torch_memory_saver._torch.pools.last_scan import LastScan
 from torch_memory_saver._torch.pools.retirement import must_not_free, needs_emptying
 from torch_memory_saver._torch.records.frames import Frame
 from torch_memory_saver._torch.records.pool import OBJECT_USES, Pool
@@ -33,10 +33,10 @@ logger = logging.getLogger("torch_memory_saver")
 
 _Result = TypeVar("_Result")
 
-#: For each further number of blocks, one more region ends without a look for idle segments of the pool.
+#: For each further number of blocks, one more region ends without a scan for idle segments of the pool.
 _FEW_BLOCKS = 512
-#: After this number of looks in a row that found nothing, this number of regions end without one.
-_MOST_FRUITLESS, _MOST_UNSEEN = 8, 63
+#: After this number of scans in a row that found the pool unchanged, this number of regions end without a scan.
+_MOST_SCANS_WITHOUT_GROWTH, _MOST_EXITS = 8, 63
 
 
 def _paused_tags(tags: Tags) -> list[str]:
@@ -66,7 +66,7 @@ class PoolStore:
         self._frees_at_pause: dict[str, dict[int, int]] = {}  # PyTorch's counts, by paused tag and device
         self.watch = Watch()
         self.substitutes = SubstitutePools(self.idle_pools, self.regions)
-        self._last_look = LastLook(self.idle_pools)
+        self._last_scan = LastScan(self.idle_pools)
 
     def after_fork_in_child(self) -> None:
         """Forget the parent's pools, which a forked child cannot use."""
@@ -137,7 +137,7 @@ class PoolStore:
             return
         in_use = _core.active_devices()
         taken = TakenPools(self.idle_pools, [pool for pool in used if in_use >> pool.device & 1])
-        idle: list[Pool] = _core.within(StoppedCollector(), _core.within, taken, self._look_at, torch, taken)
+        idle: list[Pool] = _core.within(StoppedCollector(), _core.within, taken, self._scan_taken, torch, taken)
         tags = {pool.key.options.tag for pool in used}
         retired = self.idle_pools.retired_of(tags)
         if not torch.routing_spares_cache:  # an emptying costs PyTorch's own cache
@@ -148,10 +148,10 @@ class PoolStore:
             gone = {pool.id for pool in idle if pool.memory_pool is None and not pool.live}
             self.idle_pools.forget(gone)
 
-    def _look_at(self, torch: TorchCuda, taken: TakenPools) -> list[Pool]:
-        return [pool for pool in list(taken.pools) if self._look(torch, pool)]
+    def _scan_taken(self, torch: TorchCuda, taken: TakenPools) -> list[Pool]:
+        return [pool for pool in list(taken.pools) if self._scan(torch, pool)]
 
-    def _look(self, torch: TorchCuda, pool: Pool) -> bool:
+    def _scan(self, torch: TorchCuda, pool: Pool) -> bool:
         """Note what a region has taken of a pool that it has used. Return whether to retire the pool."""
         before = pool.bytes
         should_retire = self.idle_pools.should_retire(torch, pool)
@@ -159,16 +159,16 @@ class PoolStore:
         return should_retire
 
     def _with_idle_segment(self, torch: TorchCuda, pools: list[Pool]) -> list[Pool]:
-        """Return the retired pools that were looked at and have a segment without a tensor."""
-        return [pool for pool in pools if self._is_due(pool, False) and has_idle_segment(pool.look(torch))]
+        """Scan those of the retired pools that are due. Return the ones with a segment without a tensor."""
+        return [pool for pool in pools if self._is_due(pool, False) and has_idle_segment(pool.scan(torch))]
 
     @staticmethod
     def _is_due(pool: Pool, may_have_grown: bool) -> bool:
-        """Return whether to look for idle segments of a pool when a region ends. A look takes PyTorch's list of the pool's
-        blocks. So the regions that allocate nothing look seldom at a pool with many blocks, or where looks find nothing."""
-        pool.unseen += 1
-        wait = pool.blocks // _FEW_BLOCKS if pool.fruitless < _MOST_FRUITLESS else _MOST_UNSEEN
-        return may_have_grown or pool.unseen > wait
+        """Return whether to scan a pool for idle segments when a region ends. A scan reads PyTorch's list of the pool's
+        blocks. So regions that allocate nothing seldom scan a pool with many blocks, or one that does not grow."""
+        pool.exits_since_scan += 1
+        wait = pool.blocks // _FEW_BLOCKS if pool.scans_without_growth < _MOST_SCANS_WITHOUT_GROWTH else _MOST_EXITS
+        return may_have_grown or pool.exits_since_scan > wait
 
     def note_pause(self, torch: TorchCuda, tags: Tags) -> None:
         """Record how many blocks PyTorch has freed. To be called after a pause that has left memory of the tags paused."""
@@ -203,7 +203,7 @@ class PoolStore:
     def _empty_cache(self, torch: TorchCuda, empty_torch_cache: Callable[[], _Result]) -> _Result:
         in_use = self.idle_pools.begin_emptying(torch)
         result = empty_torch_cache()  # first: PyTorch waits for the streams that used deleted tensors
-        has_retired = self._last_look.retire_idle(torch, in_use)
+        has_retired = self._last_scan.retire_idle(torch, in_use)
         if self._replace_own(torch, None) or has_retired:
             empty_torch_cache()
         return result

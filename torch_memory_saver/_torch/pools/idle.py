@@ -114,7 +114,7 @@ class IdlePools:
             self.note_uncaptured(made)
             pools.append(made)
         pools[-1].epoch = info.epoch
-        pools[-1].kept = 0
+        pools[-1].idle_at_scan = 0
 
     def _take_fitting(self, key: Key, info: _core.TagInfo, pools: list[Pool]) -> bool:
         """Append an idle pool that certainly has no paused memory. Return whether there is one. The caller holds the
@@ -130,7 +130,7 @@ class IdlePools:
             index = idle.index(current[-1])
         _core.move(idle, pools, index)
         pools[-1].epoch = info.epoch
-        pools[-1].kept = 0
+        pools[-1].idle_at_scan = 0
         return True
 
     def _take_one(self, wanted: tuple[Pool, list[Pool]]) -> None:
@@ -249,7 +249,7 @@ class IdlePools:
         epoch = _core.tag_info(tag).epoch
         pools = [pool for pool in list(self._uncaptured.values()) if pool.key.options.managed and pool.device == device]
         return any(
-            pool.had(torch, allocation.address, epoch)
+            pool.had_segment_at(torch, allocation.address, epoch)
             for pool in pools
             if pool.key.options.tag == tag and pool.epoch < epoch and torch.uses_of(pool.memory_pool) <= OBJECT_USES
         )
@@ -302,7 +302,7 @@ class IdlePools:
         if torch.captures_join_regions and pool.id not in self._uncaptured:
             return False
         if segments is None:
-            segments = pool.look(torch)
+            segments = pool.scan(torch)
         if not [row for row in segments if not row["active_size"]] or not has_idle_segment(segments):
             return False
         fill = measure_fill(segments)
