@@ -328,7 +328,7 @@ class GraphCapture(_core.Scope, FunctionDecorator):
     def _enter(self, capture: _Capture) -> None:
         torch, device = self._torch, capture.device
         _warn_of_nccl(self._pools)
-        self._store.watch.begin_capture(torch)
+        self._store.outside_memory.begin_capture(torch)
         # torch empties its cache before a capture, but that has no effect while this thread is in a region.
         self._store.empty_cache(torch)
         key = Key(self._options, device)

@@ -123,7 +123,7 @@ class _OutsideRegions(SingleUseScope):
 
     def _begin(self) -> None:
         torch, device = self._torch, self._device
-        self._store.watch.note_ordinary()
+        self._store.outside_memory.note_ordinary()
         try:
             _core.move(self._idle, self._taken)
         except IndexError:

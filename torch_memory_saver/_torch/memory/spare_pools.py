@@ -1,5 +1,5 @@
-"""Pools without memory that this thread's allocations are routed to for a moment. Before PyTorch 2.13 an emptying inside
-spares PyTorch's own cache, and releases the memory of retired pools."""
+"""Empty pools to which this thread's allocations are routed while PyTorch's cache is emptied. Before PyTorch 2.13 such an
+emptying spares PyTorch's own cache, and releases the memory of retired pools."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["SpareRouting"]
 
 
 class SpareRouting(SingleUseScope):
-    """A context manager: inside, this thread's allocations are routed to pools without memory, on every device. `spare` has
-    those that no thread uses: a list of one pool for each device."""
+    """A context manager that routes this thread's allocations to pools without memory, on every device. `spare` contains the
+    pools that no thread uses, as lists of one pool for each device."""
 
     def __init__(self, idle_pools: IdlePools, regions: Regions, spare: list[list[Pool]], torch: TorchCuda) -> None:
         self._idle_pools = idle_pools

@@ -23,7 +23,7 @@ from torch_memory_saver._torch.pools.retirement import must_not_free, needs_empt
 from torch_memory_saver._torch.records.frames import Frame
 from torch_memory_saver._torch.records.pool import OBJECT_USES, Pool
 from torch_memory_saver._torch.records.tags import Tags, selects
-from torch_memory_saver._torch.routing.outside_memory import Watch
+from torch_memory_saver._torch.routing.outside_memory import OutsideMemoryMonitor
 from torch_memory_saver._torch.routing.regions import Regions, uses_of_object
 from torch_memory_saver.errors import TorchMemorySaverError
 
@@ -64,7 +64,7 @@ class PoolStore:
         self._rows: dict[str, list[_core.Usage]] = {}  # of each tag, when its last region ended
         self._has_logged_deferred_emptying = False
         self._frees_at_pause: dict[str, dict[int, int]] = {}  # PyTorch's counts, by paused tag and device
-        self.watch = Watch()
+        self.outside_memory = OutsideMemoryMonitor()
         self.substitutes = SubstitutePools(self.idle_pools, self.regions)
         self._last_scan = LastScan(self.idle_pools)
 

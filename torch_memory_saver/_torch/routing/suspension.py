@@ -1,4 +1,4 @@
-"""A moment in which this thread routes nothing, so that PyTorch's cache can be emptied: a pool that is routed keeps it."""
+"""Suspend this thread's routings while PyTorch's cache is emptied, because a routed pool keeps its cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Suspension"]
 
 
 class Suspension(SingleUseScope):
-    """The context manager of :meth:`Regions.routing_suspended`. `frames` are those of this thread that have pools."""
+    """The context manager of :meth:`Regions.routing_suspended`. `frames` are the frames of this thread that have pools."""
 
     def __init__(self, router: Router, torch: TorchCuda, frames: list[Frame], visit: Callable[[Frame], None] | None) -> None:
         self._router = router
