@@ -101,7 +101,7 @@ class Admission:
 
     def mark_ended(self, pause: Pause, new: list[Frame]) -> list[Frame] | None:
         """Mark the frames of other threads in the pause's tags as ended, and append the newly marked ones to `new`. Return
-        all of these frames, or None if one follows no other. A pause that only waits ends none. The caller holds the lock."""
+        them all, or None if one follows no other. A pause that only waits ends none. The caller holds the lock."""
         frames = self.inside(pause)
         if [frame for frame in frames if frame.origin is None]:
             return None
