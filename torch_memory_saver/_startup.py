@@ -84,7 +84,7 @@ class _AfterTorch:
 
 
 def after_import_of_torch(callback: Callable[[], None]) -> None:
-    """Has `callback` called once, when torch has been imported."""
+    """Have `callback` called once, when torch has been imported."""
     sys.meta_path.insert(0, _AfterTorch(callback))
 
 

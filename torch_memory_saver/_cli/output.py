@@ -76,7 +76,7 @@ def can_draw_blocks(stream: TextIO) -> bool:
 def draw(
     stages: Sequence[tuple[str, Mapping[str, int]]], capacity: int, ascii_only: bool, width: int | None = None
 ) -> list[str]:
-    """One line for each stage, with a bar as long as the memory in use, and a legend.
+    """Return a line for each stage, with a bar as long as the memory in use, and a legend.
 
     Args:
         stages: The name of each stage, and its bytes by category. There may be at most four categories in all.

@@ -136,7 +136,7 @@ class Periodic:
             delay = again if isinstance(again, float) else self._seconds
 
     def restart(self) -> None:
-        """In a forked child, which has no threads of its parent."""
+        """Start the thread again, in a forked child, which has no threads of its parent."""
         self._ended = threading.Event()  # another thread may have held its lock
         self._start_thread()
 

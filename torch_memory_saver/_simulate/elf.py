@@ -131,7 +131,7 @@ class _Reader:
                 yield tag, self.text(strings, value).decode()
 
     def versions(self) -> dict[int, tuple[str, str]]:
-        """For each version index, the version's name and the soname that it is needed from ("" for the library's own)."""
+        """Return, by version index, the version's name and the soname that it is needed from ("" for the library's own)."""
         return dict([*self._needed_versions(), *self._defined_versions()])
 
     def _needed_versions(self) -> Iterator[tuple[int, tuple[str, str]]]:

@@ -204,7 +204,7 @@ def make_folder(folder: Path, find_wanted: Callable[[], Sequence[Wanted]], simul
 
 
 def _compile(compiler: list[str], wanted: Wanted, provided: frozenset[str], scratch: Path, made: Path) -> None:
-    """Compiles one stub library into the folder `made`, which already holds the link to the driver."""
+    """Compile one stub library into the folder `made`, which already holds the link to the driver."""
     source = scratch / f"{wanted.soname}.c"
     script = scratch / f"{wanted.soname}.map"
     source.write_text(source_of(wanted, provided))

@@ -271,7 +271,7 @@ def may_have_native_frames(torch: Any) -> bool:
 
 
 def _function_of(torch: Any) -> tuple[Any, tuple[str, ...]]:
-    """torch's function, and the names of the arguments that it accepts."""
+    """Return torch's function, and the names of the arguments that it accepts."""
     function = getattr(torch.cuda.memory, "_record_memory_history", None)
     if function is None:
         raise TorchUnavailableError(

@@ -420,7 +420,7 @@ class OnDevice(SingleUseScope):
 
 
 def _make_allocator(torch: Any, allocate: str, free: str) -> Any:
-    """torch's object for two functions of the native core. Never freed: torch calls it for segments that outlive it."""
+    """Make torch's object for two functions of the native core. Never freed: torch calls it for segments that outlive it."""
     allocator = torch.cuda.memory.CUDAPluggableAllocator(_core.library_path, allocate, free)
     leak_reference(allocator)
     return allocator
@@ -511,7 +511,7 @@ def _initialize_cuda(torch: Any) -> None:
 
 
 def after_fork_in_child() -> None:
-    """Forgets the parent's torch.cuda, which a forked child cannot use. The next use raises an error with the reason."""
+    """Forget the parent's torch.cuda, which a forked child cannot use. The next use raises an error with the reason."""
     global _torch_cuda
     _torch_cuda = None
 
@@ -549,7 +549,7 @@ def leak_reference(thing: object) -> None:
 
 
 def drop_reference(thing: object) -> None:
-    """Undoes :func:`leak_reference`."""
+    """Undo :func:`leak_reference`."""
     ctypes.pythonapi.Py_DecRef(ctypes.py_object(thing))
 
 

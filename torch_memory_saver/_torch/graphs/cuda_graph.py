@@ -406,7 +406,7 @@ def _is_capturing(torch: TorchCuda) -> bool:
 
 
 def _warn_of_nccl(pools: GraphPools) -> None:
-    """Warns once if collectives in this graph may keep references to physical memory that a pause releases."""
+    """Warn once if collectives in this graph may keep references to physical memory that a pause releases."""
     if pools.warned_of_nccl or os.environ.get("NCCL_GRAPH_REGISTER") == "0":
         return
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
@@ -422,7 +422,7 @@ def _warn_of_nccl(pools: GraphPools) -> None:
 
 
 def check_token(token: object) -> PoolId | None:
-    """torch's token of a pool (a pair of ints), or None."""
+    """Return torch's token of a pool (a pair of ints), or None."""
     if token is None:
         return None
     if isinstance(token, (tuple, list)) and len(token) == 2 and all(isinstance(part, int) for part in token):
@@ -457,7 +457,7 @@ def names_pool_to_use(torch: TorchCuda, token: PoolId, key: Key) -> bool:
 
 
 def bytes_not_managed(torch: TorchCuda, token: PoolId) -> int:
-    """Bytes of ordinary memory in the token's pool."""
+    """Return the bytes of ordinary memory in the token's pool."""
     return sum(int(row["total_size"]) for row in torch.segments(token) if _core.find(row["address"]) is None)
 
 

@@ -101,7 +101,7 @@ class OrdinaryPools:
         self._idle: dict[int, list[Pool]] = {}
 
     def after_fork_in_child(self) -> None:
-        """Forgets the parent's pools, which a forked child cannot use."""
+        """Forget the parent's pools, which a forked child cannot use."""
         self._idle = {}
 
     def routed(self, torch: TorchCuda, device: int) -> _OutsideRegions:
@@ -196,8 +196,8 @@ class BlasWorkspaces:
             logger.debug("the capture makes its workspaces of cuBLAS itself: %s", error)
 
     def renewed(self, torch: TorchCuda, stream: Any) -> _Renewed:
-        """Renew the workspaces for a capture on `stream` that begins inside. They are made even if PyTorch has none, so that
-        none lies in the graph's pool."""
+        """Return a context manager that renews the workspaces for a capture on `stream` that begins inside. They are made
+        even if PyTorch has none, so that none lies in the graph's pool."""
         return _Renewed(self, torch, stream)
 
     def make_again(self, torch: TorchCuda, device: int) -> None:

@@ -116,7 +116,7 @@ def _empty_cache(store: PoolStore, torch: TorchCuda) -> int:
 
 
 def _held_bytes(torch: TorchCuda) -> int:
-    """Device memory that PyTorch holds, without its paused part."""
+    """Return the bytes of device memory that PyTorch holds, without its paused part."""
     reserved = sum(torch.reserved_bytes(device) for device in devices_in_use())
     return reserved - _core.counters()["paused_bytes"]
 

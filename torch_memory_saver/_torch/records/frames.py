@@ -230,7 +230,7 @@ def _belonging(frame: Frame) -> str:
 
 
 def warn(message: str, frames_up: int) -> None:
-    """Warns about the program's use of regions, at its line: `frames_up` calls above the caller."""
+    """Warn about the program's use of regions, at its line: `frames_up` calls above the caller."""
     warnings.warn(message, RuntimeWarning, stacklevel=frames_up + 1)
 
 

@@ -231,7 +231,7 @@ def ask_child(*arguments: str) -> dict[str, Any]:
 
 @functools.cache
 def driver_facts() -> DriverFacts:
-    """Asks the driver. Makes a context on each device in another process."""
+    """Ask the driver. This makes a context on each device in another process."""
     try:
         answer = ask_child("-I", "-S", str(_DRIVER_PROBE), driver_library())
     except DriverUnavailableError as error:

@@ -70,7 +70,7 @@ print("\\n" + json.dumps(found))
 
 
 def _version_text(cuda: int) -> str:
-    """ "12.8" for 12080."""
+    """Return "12.8" for 12080."""
     return f"{cuda // 1000}.{cuda % 1000 // 10}"
 
 
@@ -79,7 +79,7 @@ def _remedy(problem: str) -> str:
 
 
 def _kernel_module() -> str:
-    """Its release in words; "" where it is unknown, as for the simulated GPU."""
+    """Return the release of the kernel module in words, or "" if it is unknown, as for the simulated GPU."""
     try:
         text = (ROOT / "proc/driver/nvidia/version").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -262,7 +262,7 @@ def peers() -> Finding:
 
 
 def _numbers(text: str) -> set[int]:
-    """ "0-1,4" is {0, 1, 4}."""
+    """Return {0, 1, 4} for "0-1,4"."""
     result: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -271,7 +271,7 @@ def _numbers(text: str) -> set[int]:
 
 
 def _node_of(device: Device) -> int:
-    """-1 if unknown."""
+    """Return the NUMA node of a device, or -1 if it is unknown."""
     try:
         return int((ROOT / "sys/bus/pci/devices" / device.pci / "numa_node").read_text(encoding="ascii"))
     except (OSError, ValueError):

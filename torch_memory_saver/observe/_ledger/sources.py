@@ -246,7 +246,7 @@ def _uuid(device: int) -> str:
 
 
 def _read_torch(device: int, rows: Sequence[_core.Segment]) -> tuple[OrdinaryMemory | None, str]:
-    """PyTorch's memory that is not managed, and a note where it is not known."""
+    """Return PyTorch's memory that is not managed, and a note if it is not known."""
     try:
         torch = layer.in_use()
     except TorchMemorySaverError as error:
@@ -344,7 +344,7 @@ def _processes(sources: _Sources) -> list[DeviceProcess]:
 
 
 def _hidden_lines(sources: _Sources, known: int, reason: str, measure_context: bool) -> list[LedgerLine]:
-    """Where NVML hides who holds what, other processes, the context and all else that is not known are one line."""
+    """Return one line for other processes, the context and all unknown memory, because NVML does not tell them apart."""
     rest = max(0, sources.used - known)
     why = f"NVML does not tell them apart: {reason}"
     if not measure_context:

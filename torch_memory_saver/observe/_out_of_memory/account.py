@@ -195,7 +195,7 @@ def _limit(allowed: int) -> str:
 
 
 def holder_name(line: LedgerLine) -> str:
-    """Who holds the memory of a line, for a sentence."""
+    """Return the name of the holder of a line's memory, for a sentence."""
     return line.name if line.holder == "processes" else _HOLDERS.get(line.holder, line.name)
 
 

@@ -146,7 +146,7 @@ def _tags(failure: Failure) -> list[dict[str, Any]]:
 
 
 def _torch(failure: Failure) -> dict[str, Any] | None:
-    """PyTorch's own counters of the device, paused memory included."""
+    """Return PyTorch's own counters of the device, which include paused memory."""
     torch = layer.in_use()
     if torch is None or failure.device is None:
         return None

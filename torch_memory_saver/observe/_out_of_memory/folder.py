@@ -80,7 +80,7 @@ class ReportFolder:
         return written
 
     def begin_anew(self) -> None:
-        """In a forked child, which has none of its parent's reports."""
+        """Begin again without reports, in a forked child, which has none of its parent's."""
         self._own = []
 
     def _count(self, error: OSError) -> None:

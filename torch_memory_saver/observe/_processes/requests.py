@@ -165,7 +165,7 @@ def _find(pid: int) -> Page:
 
 
 def _why_not(pid: int, directory: Path, is_foreign: bool, unreadable: dict[str, str]) -> str:
-    """Why a process has no page that can be used, and what to do."""
+    """Return why a process has no page that can be used, and what to do."""
     for path, why in unreadable.items():
         if path == printable(str(directory)):
             return f"the directory of the pages, {path}, cannot be used: {why}"

@@ -32,7 +32,7 @@ def run_top(arguments: argparse.Namespace) -> int:
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
-    """None: the program was started with the stream closed."""
+    """Return whether a stream is a terminal. It is None if the program was started with the stream closed."""
     return stream is not None and stream.isatty()
 
 

@@ -78,9 +78,9 @@ class _HungUp(Exception):
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block by an exception, so that the terminal is restored. SIGWINCH only interrupts a wait:
-    the size is looked at instead, because curses misses a signal that comes while it does not wait, and because LINES and
-    COLUMNS hide the new size from it. It needs a handler, because curses puts its own in the place of SIG_IGN."""
+    """Have SIGTERM and SIGHUP end the block by an exception, so that the terminal is restored. SIGWINCH only interrupts a
+    wait: the size is queried instead, because curses misses a signal that comes while it does not wait, and because LINES
+    and COLUMNS hide the new size from it. It needs a handler, because curses puts its own in the place of SIG_IGN."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(_TERMINATED + number)
