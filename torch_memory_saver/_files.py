@@ -1,5 +1,4 @@
-"""Files that hold all of their content or do not exist, and the rank and the role of this process, which their names
-have.
+"""Write files that hold all of their content or do not exist, and name them by the rank and the role of this process.
 
 A file is made under a new random name in its folder (``_folders.py``), and renamed. So it follows no link, takes no file
 that another user has made, and replaces a link by itself. Files have mode 0600, because they hold call stacks, tags or data,

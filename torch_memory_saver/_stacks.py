@@ -1,4 +1,4 @@
-"""Call stacks of allocations: from PyTorch's rows of frames, and as a reader is shown them.
+"""Call stacks of allocations: made from PyTorch's rows of frames, and shortened for readers.
 
 Owns what a C++ frame looks like, and which frames are the program's own: those outside of PyTorch, of this package and of
 Python's library. Needs no PyTorch.

@@ -1,4 +1,4 @@
-"""The command `run`: a program is preloaded and recorded by its environment, which can also be printed for a launcher."""
+"""The command `run`: set up a program's environment so that it is preloaded and recorded, or print it for a launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command is, and the commands that need nothing but the saver: their names, options and what each calls.
+"""The interface of a command, and the commands that need nothing but the saver: their names, options and calls.
 
 The table in _additions.py lists all commands. What a command needs is imported where it runs, because the help loads all
 classes.

@@ -1,4 +1,4 @@
-"""Reads from the file of a shared library what it needs and what it defines, without binutils and without loading it.
+"""Read from the file of a shared library what it needs and defines, without binutils and without loading it.
 
 Only 64-bit little-endian libraries of Linux are supported. A library may have a gigabyte: the file is mapped into memory,
 and only the dynamic linker's tables are read.

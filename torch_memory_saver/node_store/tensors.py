@@ -1,4 +1,4 @@
-"""The tensors of a model, and the storages that they lie in: what a manifest describes, and what can be published.
+"""The tensors and storages of a model: their description in a manifest, and the check that they can be published.
 
 Only ordinary tensors on CUDA devices can be: their bytes are their storage's. A parameter counts as the tensor that it
 holds, so the parameter classes of engines are accepted. Everything else is refused by name. This module changes nothing, and

@@ -1,4 +1,4 @@
-"""Runs a CPU implementation so that it gives what CUDA's would: in other types, and with integers divided by zero."""
+"""Run a CPU implementation with the results of CUDA's: in other types, and with integers divided by zero."""
 
 from __future__ import annotations
 

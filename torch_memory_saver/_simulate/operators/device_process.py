@@ -1,4 +1,4 @@
-"""The device process: runs operators' CPU implementations on the memory of the simulated devices.
+"""The device process, which runs operators' CPU implementations on the memory of the simulated devices.
 
 It is forked from the program after torch was imported, and exits when its socket is closed. The messages are described in
 csrc/simulator/operators/channel.h. It maps the program's memory at its own addresses. A reservation of the program is one

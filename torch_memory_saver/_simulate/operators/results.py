@@ -1,4 +1,4 @@
-"""Determines what an operator returns without running it: PyTorch's meta implementations compute shapes and types.
+"""Determine what an operator returns without running it: PyTorch's meta implementations compute shapes and types.
 
 They also make many of the operator's checks, with the same messages. A call takes 0.1 ms, so the results are cached. The key
 contains everything that they depend on.

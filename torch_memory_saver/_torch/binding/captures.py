@@ -1,4 +1,4 @@
-"""Reports the captures of torch.cuda.graph and similar functions to the native core.
+"""Report the captures of torch.cuda.graph and similar functions to the native core.
 
 In preload mode the interposed runtime calls do that. In torch mode PyTorch calls the runtime directly. So the functions by
 which PyTorch's Python code begins and ends a capture are wrapped, once, at the first use of this package:

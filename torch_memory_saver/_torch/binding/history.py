@@ -1,4 +1,4 @@
-"""Recording of PyTorch's allocations with their call stacks, so that a snapshot says what allocated each block.
+"""Record PyTorch's allocations with their call stacks, so that a snapshot says what allocated each block.
 
 PyTorch's function ``torch.cuda.memory._record_memory_history`` is private and differs between releases. What a release
 accepts is read from the function itself, so a release that this package does not know is called with the arguments that it

@@ -1,5 +1,5 @@
-"""The live blocks of PyTorch's allocator in managed memory: now, so that a pause copies only these, and at the begin of a
-resume, for check_fresh().
+"""List the live blocks of PyTorch's allocator in managed memory: before a pause, which copies only these, and at the begin
+of a resume, for check_fresh().
 
 torch keeps freed blocks in its segments for reuse: their contents are dead. Blocks are left out only in segments whose
 blocks torch reports correctly: those of its default pool, and of pools that only region() has used. torch reports blocks

@@ -1,4 +1,4 @@
-"""Releasing the memory of pools, and of PyTorch's cache beside them.
+"""Release the memory of pools, and of PyTorch's cache beside them.
 
 The store has the idle pools and the regions of every thread, each with its own state, and decides what the end of a
 region, a pause, a resume and empty_cache() give back of both. PyTorch is called with no lock held.

@@ -1,4 +1,4 @@
-"""How full a pool is, and whether it is worth retiring.
+"""Measure how full a pool is, and decide whether it is worth retiring.
 
 Free bytes in partly used segments of a retired pool are *stranded*: nothing can use them until the last tensor of the
 segment is deleted. So :func:`is_worth_retiring` compares what a retirement returns with what it strands, for pauses, for the

@@ -1,4 +1,4 @@
-"""Beginning and ending the routing of frames to their pools.
+"""Begin and end the routing of frames to their pools.
 
 A frame's routing begins and ends on its thread. That of a frame that follows another one (_engine/thread_pools.py) is also
 ended by a pause on any thread, and does not begin again. So its begin and its end are held apart by a lock, under which

@@ -1,5 +1,5 @@
-"""The formats in which processes of PyTorch share memory: the bytes that describe it, the counters of those that use it,
-and the events on which an importer waits.
+"""The formats in which processes of PyTorch share memory: the bytes that describe it, the counters of its users, and the
+events on which an importer waits.
 
 Owns the files of counters and the events of streams. Only sent_memory.py calls it, and takes counters with its lock
 held.

@@ -1,4 +1,5 @@
-"""What a check of the doctor is, what it finds, and what several checks ask for: the driver's devices, and PyTorch.
+"""The interface of the doctor's checks, their findings, and the facts that several checks need: the driver's devices, and
+PyTorch.
 
 The driver and PyTorch are queried once, each by a process of its own. So a crash, a hang or a failed import is something to
 report, and the doctor makes no CUDA context in its own process.

@@ -1,4 +1,4 @@
-"""The doctor: checks what the package needs of the installation and the machine, says what to change, and shows the ledger.
+"""The doctor: run the checks of the installation and the machine, say what to change, and show the ledger.
 
 The checks change nothing and use no GPU in this process. The ledger does: it makes a context on every device, so it is read
 last.

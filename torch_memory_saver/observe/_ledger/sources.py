@@ -1,4 +1,4 @@
-"""Takes the ledger: what each source says of a device, and how it adds up.
+"""Take the ledger: combine what each source says about a device, so that the lines add up.
 
 The sources are the driver, the native core, PyTorch's allocator and NVML. Taking a ledger allocates nothing on a device,
 waits for none, makes no context and starts no process, so that a report of a lack of memory may do it, during a capture as

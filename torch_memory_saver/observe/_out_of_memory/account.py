@@ -1,5 +1,5 @@
-"""Who holds the memory of the device that ran out, from the ledger, and the sentences about it: what failed, who holds most,
-and what to do.
+"""The holders of the memory of a device that ran out, from the ledger, and the sentences about it: what failed, who holds
+most, and what to do.
 
 Called on the thread that fails, without a lock. Raises no Exception: what cannot be found out is missing in the text.
 """

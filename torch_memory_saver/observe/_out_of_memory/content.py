@@ -1,4 +1,4 @@
-"""Everything that a report says, as data for JSON. A part that cannot be had is None, and `missing` says why.
+"""Collect the content of a report, as data for JSON. An unavailable part is None, and `missing` says why.
 
 Its keys: `format`, `version`, `number` (of the report in its process), `time` and `time_ns`; the parts `failure`, `process`,
 `device`, `ledger`, `tags`, `torch`, `settings`, `events` (an event file in itself) and `stacks`; `summary`, the paragraph in

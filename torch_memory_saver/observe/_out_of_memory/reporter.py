@@ -1,4 +1,4 @@
-"""The reports of this process: when one is made, what the program gets to see of it, and what starts them.
+"""The reporter of this process: make reports of failures, log them or write them to files, and explain errors.
 
 `attach_observer` is called at the first use of this package, and has PyTorch report its own errors. `start_reports` is the
 recording `oom` of TMS_DEBUG, which has reports written to files without a change of the program.

@@ -1,5 +1,4 @@
-"""Requests: a process of this user has another one write a file beside its page, at the next pause or resume of that
-process.
+"""Requests: have another process of this user write a file beside its page, at its next pause or resume.
 
 `request_file` is the side of the process that asks. `start_serving` is the side of the process that is asked: it serves on
 the thread of each pause and resume, after the call and without a lock. Without a request that costs the reading of one word.

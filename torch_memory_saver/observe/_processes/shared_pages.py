@@ -1,4 +1,4 @@
-"""Shared pages: what each process of this user holds, as it says itself (``csrc/include/tms_shared_page.h``)."""
+"""Shared pages, in which each process of this user publishes what it holds (``csrc/include/tms_shared_page.h``)."""
 
 from __future__ import annotations
 

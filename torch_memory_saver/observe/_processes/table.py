@@ -1,4 +1,4 @@
-"""The lines of `top`: a view as text of a given width. Pure."""
+"""The lines of `top`: a view as text of a given width. This module has no state and reads nothing."""
 
 from __future__ import annotations
 

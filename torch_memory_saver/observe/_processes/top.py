@@ -1,4 +1,4 @@
-"""The command `top`: what is on the GPUs, and what of it is managed."""
+"""The command `top`, which shows the memory of the GPUs, and how much of it is managed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The removal of what dead processes have left in the shared store, by the rules of ``csrc/backup/shared/folder.h``."""
+"""Remove what dead processes have left in the shared store, by the rules of ``csrc/backup/shared/folder.h``."""
 
 from __future__ import annotations
 
