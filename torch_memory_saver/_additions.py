@@ -1,6 +1,6 @@
 """The table of the functions that other folders add to the saver, by the event of the saver at which each is called.
 
-The saver imports nothing of what stands around it. The table names each function as text, and the module of a function is
+The saver imports none of these folders. The table names each function as text, and the module of a function is
 loaded when the event happens, so most processes never load it. A function whose folder is not installed is not added.
 """
 

@@ -75,7 +75,7 @@ def _program_name(arguments: Sequence[str], original: Sequence[str]) -> str:
 
 #: With this one PyTorch's own snapshots are written (Python's default until 3.13), and its memory_viz page reads it.
 _PICKLE_PROTOCOL = 4
-#: How often a folder is made again that another process removes before the file is in it.
+#: The number of times that a folder is made again if another process removes it before the file is in it.
 _ATTEMPTS = 5
 _RANDOM_BYTES = 8
 #: Errors of a full file system or quota.

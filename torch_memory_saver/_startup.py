@@ -137,7 +137,7 @@ def run_next(folder: str) -> None:
     entries = [os.path.abspath(entry) for entry in sys.path]
     if folder not in entries:
         return
-    # One in an entry before would have been found first.
+    # A file in an earlier entry would have been found first.
     others = sys.path[entries.index(folder) + 1 :]
     specification = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if specification is not None and specification.loader is not None:

@@ -1,7 +1,7 @@
 """The interface of a command, and the commands that need nothing but the saver: their names, options and calls.
 
-The table in _additions.py lists all commands. What a command needs is imported where it runs, because the help loads all
-classes.
+The table in _additions.py lists all commands. The imports of a command are in the function that runs it, because the help
+loads all classes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The output of commands on the terminal: lines and paths, a bar chart of memory, and the progress of a pause or resume.
 
 Lines may have paths and names that the encoding of the terminal lacks. The progress goes to stderr, because stdout is for
-results: a bar of tqdm if that is installed, otherwise a line after each tenth. Nothing of it is shown where stderr is not a
-terminal.
+results: a bar of tqdm if that is installed, otherwise a line after each tenth. It is not shown if stderr is not a terminal.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Find the storages that live graphs have saved for a backward.
 
 Autograd has no list of its graphs. A graph is found by a tensor or a node of it that has a Python object, because Python's
-garbage collector lists these objects. From there all nodes are visited. What a node has saved is read without unpacking it,
-so no hook of the program runs. Nodes whose backward has run hold nothing any more.
+garbage collector lists these objects. From there all nodes are visited. The saved tensors of a node are read without
+unpacking them, so no hook of the program runs. Nodes whose backward has run hold nothing any more.
 
 Three things are not found: graphs that only C++ code holds, or objects that ``gc.freeze()`` has put aside; tensors that a
 :class:`torch.autograd.Function` keeps as attributes of its context; and what a hook has packed into an object of its own.

@@ -28,7 +28,7 @@ __all__ = ["cache_root", "cached_folder", "find_compiler", "make_folder", "sourc
 #: Must change whenever the same input produces another folder.
 _FORMAT = "4"
 _COMPILERS = ("gcc", "cc", "clang")
-#: How many compilers run at once.
+#: The number of compilers that run at once.
 _JOBS = 2
 _FLAGS = ("-std=c11", "-O1", "-fPIC", "-shared", "-fno-builtin", "-w")
 

@@ -66,8 +66,8 @@ os.register_at_fork(after_in_child=_collector.after_fork_in_child)
 
 
 class StoppedCollector(SingleUseScope):
-    """A context manager: inside, the collector does not run by itself. Uses of several threads overlap, and may nest: after
-    the last one the collector runs as before."""
+    """A context manager inside which the collector does not run by itself. Uses of several threads overlap, and may nest:
+    after the last one the collector runs as before."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()

@@ -1,7 +1,7 @@
 """Steps and waits that a signal handler may interrupt without harm.
 
 A handler, such as that of Ctrl-C, may raise between any two bytecodes. Regions, captures and the saver's own state lose
-nothing: what was begun is finished or undone. No lock stays held, and no routing in force. Only pools may be lost:
+nothing: what was begun is finished or undone. No lock stays held, and no routing stays in force. Only pools may be lost:
 
 - an empty pool, some hundred bytes, that was made and not yet recorded, or that was about to be recorded again;
 - a replaced pool, where a pause or ``empty_cache()`` replaces the pools of a region that it is inside, or a program takes
@@ -99,7 +99,7 @@ class InterruptSafeExitStack:
 
 
 class Notifier:
-    """Wakes the threads that wait for a change. Any thread."""
+    """Wakes the threads that wait for a change. Any thread may call."""
 
     def __init__(self) -> None:
         self._waiting: list[SimpleQueue[None]] = []

@@ -1,7 +1,7 @@
 """Report the captures of torch.cuda.graph and similar functions to the native core.
 
-In preload mode the interposed runtime calls do that. In torch mode PyTorch calls the runtime directly. So the functions by
-which PyTorch's Python code begins and ends a capture are wrapped, once, at the first use of this package:
+In preload mode the interposed runtime calls report them. In torch mode PyTorch calls the runtime directly. So the functions
+by which PyTorch's Python code begins and ends a capture are wrapped, once, at the first use of this package:
 ``torch.cuda.graph``, ``make_graphed_callables``, ``torch.compile``'s CUDA graphs and ``CUDAGraph.capture_begin`` all call
 them. They belong to the native base class of ``torch.cuda.CUDAGraph``, so signatures and documentation of the public classes
 stay unchanged, and subclasses are covered. PyTorch's behaviour changes only in one respect: the begin of a capture waits for
@@ -92,8 +92,8 @@ _thread = _Thread()
 
 
 class CaptureAnnouncement(SingleUseScope):
-    """A context manager: inside, the first capture that this thread begins calls `announce` just before. If that raises, the
-    capture does not begin."""
+    """A context manager inside which the first capture that this thread begins calls `announce` before it begins. If that
+    raises, the capture does not begin."""
 
     def __init__(self, announce: Callable[[], object]) -> None:
         self._announce = announce

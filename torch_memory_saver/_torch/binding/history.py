@@ -37,7 +37,7 @@ _FEWEST_ENTRIES_OF_2_0 = 1
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be recorded: the arguments of :func:`torch_memory_saver.observe.memory.record_history`."""
+    """The settings of a recording: the arguments of :func:`torch_memory_saver.observe.memory.record_history`."""
 
     mode: str
     context: str

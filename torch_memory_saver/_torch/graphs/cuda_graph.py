@@ -5,7 +5,7 @@ A capture uses the pool of the program's token, which torch owns, if torch's all
 - preloaded, in any pool: inside the capture a region's settings are in force, and torch calls our functions in place of
   cudaMalloc and, for expandable segments, of the driver's virtual memory management;
 - otherwise in a pool with our allocator. torch makes the pool of a bare token (``graph_pool_handle()``) at its first use,
-  and no allocator can be attached to it. Whether a pool has ours is seen by its segments, or by an allocation.
+  and no allocator can be attached to it. The segments of a pool, or an allocation in it, show whether it has ours.
 
 Otherwise a capture uses a pool of this package: a new one without a token, else the one that the token was mapped to at its
 first use with these options and this device. Only a program that routes to the token itself can detect that. Such a pool
@@ -14,8 +14,8 @@ of one tag and one kind of backup, because graphs of one pool use each other's i
 
 CUDA may invalidate a capture, for instance because the program waited for the device in it. ``torch.cuda.graph`` then fails
 in its exit, before it has restored everything (seen up to 2.14): the capture's stream stays current, the pool stays routed
-and is never released, and random numbers fail with "Offset increment outside graph capture". :func:`clean_up` does what is
-missing.
+and is never released, and random numbers fail with "Offset increment outside graph capture". :func:`clean_up` restores the
+rest.
 
 The functions about tokens and the clean-up call torch, so they are called with no lock held.
 """
@@ -225,7 +225,7 @@ class GraphPools:
         """Keep the pool for the user until the captured graph ends. May be repeated."""
         if not isinstance(shared, _SharedPool):
             return
-        # Not at exit: the pool's reference is leaked.
+        # The finalizer does not run at exit, because the pool's reference is leaked.
         weakref.finalize(graph, self.release, shared, user).atexit = False
 
     def warn_of_unmanaged(self, torch: TorchCuda, token: PoolId) -> None:
@@ -252,7 +252,8 @@ class GraphPools:
 
 
 class _Capture:
-    """One capture: what has been begun for it, so that a signal handler that raises leaves none of it in force.
+    """The record of a capture: everything that was begun for it, so that a signal handler that raises leaves nothing in
+    force.
 
     Attributes:
         device: The device of the capture.
@@ -308,7 +309,7 @@ class GraphCapture(_core.Scope, FunctionDecorator):
         self._stream = stream
         self._capture_error_mode = capture_error_mode
         self._options = options
-        self._captures: list[_Capture] = []  # those that have begun and not ended
+        self._captures: list[_Capture] = []  # captures that have begun and not ended
 
     def __repr__(self) -> str:
         return f"<cuda_graph(tag={self._options.tag!r}), {'entered' if self._captures else 'not entered'}>"
@@ -337,8 +338,8 @@ class GraphCapture(_core.Scope, FunctionDecorator):
         # generator, for all later graphs, which must not be paused with any tag.
         capture.entered.enter(self._store.regions.routing_suspended(torch))
         pool = self._pools.acquire(torch, self._token, key, capture)
-        # Not managed: allocations outside the pool are ordinary. Allocations of a pool with this package's allocator use
-        # these settings in any case.
+        # These settings are unmanaged, so allocations outside the pool are ordinary memory. Allocations of a pool with this
+        # package's allocator use these settings in any case.
         capture.entered.enter(region_settings.RegionSettings(self._options.unmanaged()))
         capture.outer_stream = torch.torch.cuda.current_stream()
         graph = torch.torch.cuda.graph(self._graph, pool=pool.id, stream=stream, capture_error_mode=self._capture_error_mode)
@@ -482,7 +483,7 @@ def replaced_error(exception: BaseException | None, token: PoolId | None, used: 
 
 
 def clean_up(torch: TorchCuda, device: int, pool: PoolId, stream: Any) -> None:
-    """Restore what a failed ``torch.cuda.graph`` has left. Does nothing where PyTorch has done it.
+    """Restore what a failed ``torch.cuda.graph`` has left. Does nothing if PyTorch has done it.
 
     Args:
         torch: PyTorch.

@@ -1,24 +1,24 @@
 """The objects that PyTorch keeps and shares between the memory of all tags, and ordinary memory that is used for nothing
 else.
 
-PyTorch allocates such an object from whatever pool is in force on the thread when it is first needed. Here this thread
+PyTorch allocates such an object from the pool that is in force on the thread when it is first needed. Here this thread
 allocates from a pool of ordinary memory, whether it is in a region or not, and whether ``TMS_INIT_ENABLE`` manages PyTorch's
 own pool or not. These pools are never retired. So PyTorch neither gives their free blocks back to the driver nor hands them
 out for anything else: the addresses of an object that was freed stay valid, which captured graphs rely on.
 
-A pool is routed by one thread at a time. Threads that need one at the same time use different pools. No lock: a list of idle
-pools changes by single operations.
+A pool is routed by one thread at a time. Threads that need one at the same time use different pools. There is no lock: a
+list of idle pools changes by single operations.
 
 **The workspaces of cuBLAS.** PyTorch has a workspace for each thread and stream that has multiplied matrices, and a smaller
-one for cuBLASLt. It allocates them at the first use, from whatever pool is in force then, and keeps them. One that was
-allocated inside a region lies in the memory of the region's tag. After a pause of the tag, the next product of that thread
-on that stream would be an illegal access, which loses the context, although the program uses no memory of the tag. PyTorch
-does not report where workspaces lie, and can only free all of them at once. So there are two rules:
+one for cuBLASLt. It allocates them at the first use, from the pool that is in force then, and keeps them. A workspace that
+was allocated inside a region lies in the memory of the region's tag. After a pause of the tag, the next product of that
+thread on that stream would be an illegal access, which loses the context, although the program uses no memory of the tag.
+PyTorch does not report where workspaces lie, and can only free all of them at once. So there are two rules:
 
 1. **A pause frees the workspaces** if one may lie in memory that it is about to unmap: a live block there has the size of a
-   workspace. (It may as well be a tensor. Then nothing there becomes free, and nothing is lost but an allocation.) What
-   became free on the current stream is made again in ordinary memory at once. Any other workspace is made by PyTorch at the
-   next use of its thread and stream.
+   workspace. (It may as well be a tensor. Then nothing there becomes free, and nothing is lost but an allocation.) The
+   workspaces of the current stream are made again in ordinary memory at once. PyTorch makes any other workspace at the next
+   use of its thread and stream.
 2. **A capture begins with new workspaces**, because a captured graph keeps the address of the workspace that it uses, and
    PyTorch does not know of that. All are freed, and those of the capture's stream are made in a pool that is used for
    nothing else: for the capturing thread and, where gradients are enabled, for autograd's. If a pause frees them, their
@@ -28,9 +28,9 @@ does not report where workspaces lie, and can only free all of them at once. So 
 
 So freeing workspaces never takes memory from a graph, and a graph whose own memory is resident can be replayed while
 anything else is paused. The exception are graphs captured before this package was first used, to which the second rule did
-not apply. While one of them lives, no workspace is freed, neither by a pause nor by a capture, and after a capture meanwhile
-none ever. If a pause then finds a block of the size of a workspace, it logs a warning: it cannot know whether the block is
-one, so it does not fail.
+not apply. While one of them lives, neither a pause nor a capture frees a workspace. If another graph is captured meanwhile,
+no workspace is ever freed again. If a pause then finds a block of the size of a workspace, it logs a warning: it cannot know
+whether the block is one, so it does not fail.
 
 A thread that never used cuBLAS does not initialise it here. Entering a region costs nothing. A pause looks only where a
 region of its tags was entered since the last one (Regions.take_entered), or where PyTorch's own pool is managed. This
@@ -220,8 +220,8 @@ class BlasWorkspaces:
             _call_in_backward(torch.torch, device, lambda: self._make(torch, device))
 
     def _make(self, torch: TorchCuda, device: int) -> None:
-        """Make the workspace of this thread and its current stream, unless PyTorch has it. Where that fails, PyTorch makes
-        it at its next use."""
+        """Make the workspace of this thread and its current stream, unless PyTorch has it. If that fails, PyTorch makes it
+        at its next use."""
         try:
             if not _has_workspaces(torch):
                 torch.torch.cuda.current_blas_handle()

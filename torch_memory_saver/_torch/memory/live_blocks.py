@@ -8,10 +8,10 @@ torch does not list.
 
 A block that is allocated after a resume reuses memory that the resume has filled, and may never be written: it is no
 leftover of the pause. PyTorch does not number its blocks, so a block counts as the one that was live then if it has the
-same address and size. One that was freed and allocated again in between at the same place cannot be told apart.
+same address and size. A block that was freed and allocated again at the same place cannot be distinguished from it.
 
-Owns the record of resumes, which exists for memory that was resumed while guard mode was on. Any thread; the lock guards the
-record only, and nothing of torch is called with it held.
+Owns the record of resumes, which exists for memory that was resumed while guard mode was on. Any thread may call. The lock
+guards the record only, and nothing of torch is called with it held.
 """
 
 from __future__ import annotations

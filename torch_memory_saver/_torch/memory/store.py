@@ -1,7 +1,7 @@
 """Release the memory of pools, and of PyTorch's cache beside them.
 
-The store has the idle pools and the regions of every thread, each with its own state, and decides what the end of a
-region, a pause, a resume and empty_cache() give back of both. PyTorch is called with no lock held.
+The store has the idle pools and the regions of every thread, each with its own state, and decides which memory of both the
+end of a region, a pause, a resume and empty_cache() release. PyTorch is called with no lock held.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PoolStore:
     Attributes:
         idle_pools: The pools that no thread uses, and retired pools.
         regions: The frames of every thread, with the pools that they use.
-        watch: The memory that PyTorch allocates outside of every region.
+        outside_memory: The monitor of memory that PyTorch allocates outside of every region.
         substitutes: The pools in place of PyTorch's default pool while that is paused.
     """
 

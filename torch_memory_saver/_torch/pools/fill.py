@@ -20,7 +20,7 @@ _SMALL_LOSS = 22 << 20
 
 
 class Fill(NamedTuple):
-    """How full the segments of a pool are.
+    """The fill of the segments of a pool.
 
     Attributes:
         idle: Bytes of the segments without a tensor.

@@ -23,7 +23,7 @@ Not watched are:
 
 There, and where only other libraries allocate on a device, ``enable_peer_access()`` or the next region gives access.
 
-No lock: the table of watched devices changes by single operations of a dict. PyTorch is called without any lock.
+There is no lock: the table of watched devices changes by single operations of a dict. PyTorch is called without any lock.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ the device is free, and less than PyTorch caches. The regions of ``disable()`` c
 The cache is not emptied again while the tag holds at least as much memory as at an emptying that its region did not need.
 Once the program has released all memory of a tag, the records of the tag are deleted.
 
-Owns a record of each tag and device. No lock: each change is one operation of a dict, and lost sizes do not matter.
+Owns a record of each tag and device. There is no lock: each change is one operation of a dict, and lost sizes do not matter.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Other threads may allocate and free managed memory at the same time. A reading i
 A free of managed memory while the region was open prevents the comparison: PyTorch may have freed that memory before (a
 deferred free), or may never have held it.
 
-No lock: lost counts of concurrent entries do not matter.
+There is no lock: lost counts of concurrent entries do not matter.
 """
 
 from __future__ import annotations

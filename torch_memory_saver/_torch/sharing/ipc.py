@@ -135,7 +135,7 @@ def describe(layout: int, exported: Sequence[_core.Export], nonce: bytes) -> byt
     return bytes([layout]) + _KIND + header + descriptors + nonce + generations
 
 
-#: Where POSIX shared memory is, as files.
+#: The folder in which POSIX shared memory appears as files.
 _SHARED_MEMORY = "/dev/shm"
 _HEADER_BYTES = 64
 _USERS = struct.Struct("=i")
@@ -243,7 +243,8 @@ class _StreamEvent(NamedTuple):
 
 
 class StreamEvents:
-    """The events of this process. Any thread; no lock: a stream's event is set by a single operation of a dict."""
+    """The events of this process. Any thread may call. There is no lock: a stream's event is set by a single operation of a
+    dict."""
 
     def __init__(self) -> None:
         self._events: dict[tuple[int, ...], _StreamEvent] = {}  # by device and PyTorch's id of the stream

@@ -41,7 +41,7 @@ __all__ = [
 
 #: Making a context on each of eight devices takes seconds, importing torch from a slow file system a minute.
 _PATIENCE_S = 180
-#: How much of the errors of a process that failed is shown.
+#: The number of characters that are shown of a failed process's errors.
 _LAST_WORDS = 20
 _DRIVER_PROBE = Path(os.path.abspath(__file__)).with_name("driver_probe.py")
 _TORCH_PROBE = """
@@ -104,7 +104,7 @@ def skip(found: str, advice: str, details: Sequence[str] = ()) -> Finding:
 
 
 class Check(NamedTuple):
-    """One thing that the doctor looks at.
+    """One check of the doctor.
 
     Attributes:
         name: Name of the check. It must not change, because programs that read the doctor's JSON rely on it.

@@ -46,7 +46,7 @@ _SMALLEST_WIDTH = 60
 
 
 class Result(NamedTuple):
-    """What a check has found, as an object of the JSON."""
+    """Return the findings of a check, as an object of the JSON."""
 
     group: str
     name: str

@@ -29,7 +29,7 @@ __all__ = ["CHECKS", "NO_USABLE_GPU", "network_cards"]
 ROOT = Path("/")
 #: The oldest version of CUDA for which the package is built and tested.
 _OLDEST_CUDA = 12000
-#: What to do about a failure of cuInit or of a context, by the name of the error.
+#: Advice about a failure of cuInit or of a context, by the name of the error.
 _REMEDIES = {
     "CUDA_ERROR_OUT_OF_MEMORY": "end the processes that hold the GPU's memory: see nvidia-smi",
     "CUDA_ERROR_SYSTEM_NOT_READY": "start the service nvidia-fabricmanager, in the release of the driver",
@@ -38,7 +38,7 @@ _REMEDIES = {
     "CUDA_ERROR_DEVICE_UNAVAILABLE": "end the process that uses the GPU, or set the compute mode to DEFAULT",
 }
 _SEE_NVIDIA_SMI = "run nvidia-smi: what it reports about the GPU or the driver must be solved first"
-#: What a check finds that needs a GPU, where none can be used.
+#: The finding of a check that needs a GPU, if none can be used.
 NO_USABLE_GPU = "there is no usable GPU"
 _NO_GPU = "run the doctor where the driver finds a GPU"
 _TRIAL_BYTES = 64 << 20

@@ -170,7 +170,7 @@ def _remarks() -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Sources:
-    """What the sources say of one device, at about one moment."""
+    """The reports of the sources about one device, at about one moment."""
 
     device: int
     total: int

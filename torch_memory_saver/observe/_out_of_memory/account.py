@@ -25,13 +25,13 @@ logger = logging.getLogger("torch_memory_saver")
 
 #: Before the number of a process, in the name of a part.
 _PID = "pid "
-#: How many parts of a line are named.
+#: The number of parts of a line that are named.
 _MOST_PARTS = 3
 _RETURN_SLACK = (
     'pause(tag, backup="host") and resume(tag) return it and keep the contents. Tags with region(runs=False), and processes '
     "with TMS_RUNS=0, have none."
 )
-#: Who holds a line, in a sentence. A library has its own name.
+#: The holder of a line, as part of a sentence. A library has its own name.
 _HOLDERS = {
     "managed": "managed memory of this process that is resident",
     "slack": "slack of this process",

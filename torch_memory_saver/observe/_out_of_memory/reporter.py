@@ -7,7 +7,7 @@ Any thread may call, also a thread of C++ on which PyTorch calls its observers. 
 counter and the list of files. A report that is being made keeps later failures of its thread from being reported, such as
 one in a handler of the log.
 
-What most processes never need is imported with the first report, or by `start_reports`.
+Modules that most processes never need are imported with the first report, or by `start_reports`.
 """
 
 from __future__ import annotations

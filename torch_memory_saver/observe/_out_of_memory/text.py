@@ -12,7 +12,7 @@ __all__ = ["format_report"]
 
 _WIDTH = 88
 _NS_PER_SECOND = 1_000_000_000
-#: How many of the latest events, and frames of a call stack, are shown. The data has more.
+#: The number of latest events, and of frames of a call stack, that are shown. The data has more.
 _MOST_EVENTS, _MOST_FRAMES = 20, 6
 #: Columns of the table of tags.
 _STATES = ("resident", "slack", "paused", "backup", "damaged")

@@ -26,9 +26,9 @@ _INTERVALS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 #: A character, or the number that curses gives a key without one.
 Key = str | int
 _ENTER, _ESCAPE, _BACKSPACES = ("\n", "\r", curses.KEY_ENTER), "\x1b", ("\b", "\x7f", curses.KEY_BACKSPACE)
-#: How long a key after Escape may take, in milliseconds, to be one with it; a terminal sends arrow keys so.
+#: The milliseconds within which a key after Escape belongs to it. Terminals send arrow keys in this way.
 _ESCAPE_DELAY_MS = 25
-#: How often the size of the terminal is looked at.
+#: The interval at which the size of the terminal is queried.
 _TICK_S = 0.25
 _STYLES = {"gpu": curses.A_BOLD, "heading": curses.A_REVERSE, "tag": curses.A_DIM}
 _HELP = "q quit  s sort  / filter  + - interval  arrows scroll  ? help"
@@ -103,7 +103,7 @@ def _help_lines(width: int) -> list[Line]:
 
 
 class _Screen:
-    """What is shown, and what the keys change."""
+    """The state of the screen, which the keys change."""
 
     def __init__(self, window: curses.window, look: Callable[[], View], interval: float, sort: str, pattern: str) -> None:
         self._window = window
