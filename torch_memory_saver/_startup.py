@@ -38,7 +38,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class _AfterTorch:
-    """Finds torch as the finders behind it do, and calls `callback` after torch was loaded.
+    """An import finder that finds torch as the finders behind it do, and calls `callback` after torch was loaded.
 
     It stays until then, because many programs ask whether torch can be found before they import it.
     """

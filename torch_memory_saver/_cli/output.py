@@ -25,7 +25,7 @@ _BLOCKS = "█▓▒·"
 _ASCII = "#=+."
 _LARGEST_WIDTH = 100
 _SMALLEST_BAR = 10
-#: Into how many parts an operation is divided. Without tqdm, a line is written after each part.
+#: The number of parts into which an operation is divided. Without tqdm, a line is written after each part.
 _LINES = 10
 
 
@@ -35,8 +35,8 @@ def width() -> int:
 
 
 def write_line(text: str, stream: TextIO | None = None) -> None:
-    """Write a line, or several, for people. What the encoding of the stream (default: stdout) lacks is shown by its
-    number."""
+    """Write a line, or several, for people. Characters that the encoding of the stream (default: stdout) lacks are shown by
+    their numbers."""
     target = sys.stdout if stream is None else stream
     encoding = target.encoding or "ascii"
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=target, flush=True)
@@ -125,7 +125,7 @@ def progress_bar(title: str, stream: TextIO | None = None) -> Iterator[Callable[
 
 
 class _Bar:
-    """Updates a bar of tqdm."""
+    """A progress display that updates a bar of tqdm."""
 
     def __init__(self, bar: Any) -> None:
         self._bar = bar
@@ -137,7 +137,7 @@ class _Bar:
 
 
 class _Lines:
-    """Writes a line with the progress after each tenth."""
+    """A progress display that writes a line after each tenth."""
 
     def __init__(self, title: str, stream: TextIO) -> None:
         self._title, self._stream = title, stream

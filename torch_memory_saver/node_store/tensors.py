@@ -22,7 +22,7 @@ VECTOR = 16
 
 @dataclasses.dataclass(frozen=True)
 class TensorShape:
-    """Describes one tensor in a manifest.
+    """The description of a tensor in a manifest.
 
     Attributes:
         dtype: Name of the type, such as ``torch.bfloat16``.
@@ -41,7 +41,7 @@ class TensorShape:
 
 @dataclasses.dataclass(frozen=True)
 class StorageShape:
-    """Describes one storage in a manifest.
+    """The description of a storage in a manifest.
 
     Attributes:
         bytes: Size of the storage.

@@ -1,7 +1,8 @@
 """Python's garbage collector during captures, and while a pause reads PyTorch's blocks.
 
 The collector may destroy a CUDA graph that is part of a reference cycle. During a capture the driver refuses that, and
-invalidates the capture (cudaGraphExecDestroy: "operation not permitted when stream is capturing"). So it does not run then.
+invalidates the capture (cudaGraphExecDestroy: "operation not permitted when stream is capturing"). So the collector does not
+run during captures.
 
 PyTorch describes each block by a dict. Thousands of them would start collections, which find nothing and cost more than the
 reading.

@@ -42,7 +42,7 @@ def leave_region(ids: list[int]) -> None:
 
 
 class RegionSettings(SingleUseScope):
-    """A context manager: inside, the options apply to this thread's allocations that no pool of PyTorch serves."""
+    """A context manager inside which the options apply to this thread's allocations that no pool of PyTorch serves."""
 
     def __init__(self, options: RegionOptions) -> None:
         self._options = options

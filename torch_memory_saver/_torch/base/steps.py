@@ -99,7 +99,7 @@ class InterruptSafeExitStack:
 
 
 class Notifier:
-    """Wakes the threads that wait for a change. Any thread may call."""
+    """A notifier of changes, which wakes the threads that wait for one. Any thread may call."""
 
     def __init__(self) -> None:
         self._waiting: list[SimpleQueue[None]] = []

@@ -5,8 +5,8 @@ Owns the files of counters and the events of streams. Only sent_memory.py calls 
 held.
 
 **The description.** A managed allocation is described as PyTorch describes a segment of its own allocator's expandable
-segments, which an importer maps itself. The description begins with a version, and an importer rejects versions that it
-does not know. What PyTorch 2.6, 2.8, 2.11 and 2.15 write was compared; version 3 came with 2.13 (NVIDIA-NeMo/RL pull
+segments, which an importer maps itself. The description begins with a version, and an importer rejects versions that it does
+not know. The descriptions of PyTorch 2.6, 2.8, 2.11 and 2.15 were compared. Version 3 came with 2.13 (NVIDIA-NeMo/RL pull
 request 4080):
 
 ===============  ====================================================================================

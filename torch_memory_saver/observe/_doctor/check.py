@@ -41,7 +41,7 @@ __all__ = [
 
 #: Making a context on each of eight devices takes seconds, importing torch from a slow file system a minute.
 _PATIENCE_S = 180
-#: The number of characters that are shown of a failed process's errors.
+#: The number of last words that are shown of a failed process's errors.
 _LAST_WORDS = 20
 _DRIVER_PROBE = Path(os.path.abspath(__file__)).with_name("driver_probe.py")
 _TORCH_PROBE = """

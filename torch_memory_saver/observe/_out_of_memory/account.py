@@ -1,7 +1,8 @@
 """The holders of the memory of a device that ran out, from the ledger, and the sentences about it: what failed, who holds
 most, and what to do.
 
-Called on the thread that fails, without a lock. Raises no Exception: what cannot be found out is missing in the text.
+The functions are called on the thread that fails, without a lock. They raise no Exception: unknown facts are missing in the
+text.
 """
 
 from __future__ import annotations

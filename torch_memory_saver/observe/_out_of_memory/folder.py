@@ -5,7 +5,7 @@ Their number is bounded. A process keeps its first report, which shows how it be
 ended the process is the last. A folder keeps the latest reports of all processes, so that a job that crashes and is
 restarted for a whole night does not fill the disk, and its last crashes can be read.
 
-Any thread may call. Has no lock: the list of this process's reports is changed by single operations only.
+Any thread may call. There is no lock: the list of this process's reports is changed by single operations only.
 """
 
 from __future__ import annotations

@@ -190,8 +190,8 @@ def _why_not(pid: int, directory: Path, is_foreign: bool, unreadable: dict[str, 
 
 
 class _Server:
-    """Serves requests. The rank is often known only after the first use of the package: it is looked up again at the first
-    call, and with each request."""
+    """The server of requests in this process. The rank is often known only after the first use of the package: it is looked
+    up again at the first call, and with each request."""
 
     def __init__(self) -> None:
         self._called = False

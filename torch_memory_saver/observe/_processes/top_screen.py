@@ -32,7 +32,7 @@ _ESCAPE_DELAY_MS = 25
 _TICK_S = 0.25
 _STYLES = {"gpu": curses.A_BOLD, "heading": curses.A_REVERSE, "tag": curses.A_DIM}
 _HELP = "q quit  s sort  / filter  + - interval  arrows scroll  ? help"
-#: What the help key shows instead of the processes, until the next key: what is explained, and the text.
+#: The lines that the help key shows instead of the processes, until the next key: the subject, and the explanation.
 _KEYS = (
     ("q", "quit"),
     ("s", f"sort the processes by the next of {', '.join(ORDERS)}"),
