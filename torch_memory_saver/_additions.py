@@ -1,6 +1,6 @@
-"""The one table of what is added to the saver: the events of the saver, and the functions that are called when they happen.
+"""The table of the functions that other folders add to the saver, by the event of the saver at which each is called.
 
-The saver imports nothing of what stands around it. The table names each function as text, and the module of a function is
+The saver imports none of these folders. The table names each function as text, and the module of a function is
 loaded when the event happens, so most processes never load it. A function whose folder is not installed is not added.
 """
 
@@ -37,7 +37,7 @@ ADDITIONS: dict[str, dict[str, str]] = {
     # function may add to the message, and must not raise.
     "out of memory": {"reports": "torch_memory_saver.observe._out_of_memory.reporter:explain"},
     # A read of a private attribute of the C++ package. The arguments are the engine and the name of the attribute.
-    "private attribute": {"C++ package": "torch_memory_saver._compat.cpp_package:corner_of"},
+    "private attribute": {"C++ package": "torch_memory_saver._compat.cpp_package:private_attribute_of"},
     # A command, which is the name; in the order of the help. The class is a Command of _cli/commands.py.
     "command": {
         "demo": "torch_memory_saver._cli.commands:Demo",

@@ -1,5 +1,4 @@
-"""Files that hold all of their content or do not exist, and the rank and the role of this process, which their names
-have.
+"""Write files that hold all of their content or do not exist, and name them by the rank and the role of this process.
 
 A file is made under a new random name in its folder (``_folders.py``), and renamed. So it follows no link, takes no file
 that another user has made, and replaces a link by itself. Files have mode 0600, because they hold call stacks, tags or data,
@@ -76,7 +75,7 @@ def _program_name(arguments: Sequence[str], original: Sequence[str]) -> str:
 
 #: With this one PyTorch's own snapshots are written (Python's default until 3.13), and its memory_viz page reads it.
 _PICKLE_PROTOCOL = 4
-#: How often a folder is made again that another process removes before the file is in it.
+#: The number of times that a folder is made again if another process removes it before the file is in it.
 _ATTEMPTS = 5
 _RANDOM_BYTES = 8
 #: Errors of a full file system or quota.

@@ -1,7 +1,7 @@
-"""What this package replaces in other packages: the table of all replacements, and the one function that replaces.
+"""The table of everything that this package replaces in other packages, and the one function that replaces it.
 
-:data:`PATCHES` has a row for everything that the saver can replace, and what is added to the saver has rows of its own.
-:func:`replace` refuses a name without a row. The page docs/reference/patches.md shows all rows. The operators of the
+:data:`PATCHES` has a row for everything that the saver can replace. Folders that are added to the saver have rows of their
+own. :func:`replace` refuses a name without a row. The page docs/reference/patches.md shows all rows. The operators of the
 simulated GPU have none, because only ``simulate`` installs them.
 
 Any thread may call. There is no lock: the record of what is replaced changes by single operations of a dict.

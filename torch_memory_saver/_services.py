@@ -1,6 +1,6 @@
-"""What the engine publishes for features and observers, which import nothing else of it and of PyTorch's side.
+"""The names that features and observers may import from the engine and from ``_torch``.
 
-They use the public class, the reports and options, and these names. `make lint` checks that.
+Besides these names they use only the public class, the reports and the options. `make lint` checks that.
 """
 
 from torch_memory_saver._engine import preload, variables

@@ -1,4 +1,4 @@
-"""Where the folder of the shared store is, and its parts as open directories (``csrc/backup/shared/folder.h``)."""
+"""Locate the folder of the shared store, and open its parts as directories (``csrc/backup/shared/folder.h``)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Call stacks of allocations: from PyTorch's rows of frames, and as a reader is shown them.
+"""Call stacks of allocations: made from PyTorch's rows of frames, and shortened for readers.
 
-Owns what a C++ frame looks like, and which frames are the program's own: those outside of PyTorch, of this package and of
-Python's library. Needs no PyTorch.
+This module decides which frames are C++ frames, and which are the program's own: those outside of PyTorch, of this package
+and of Python's library. It needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ALLOCATOR = (
     "torch::cuda::(anonymous namespace)::gather",
     "c10::cuda::CUDACaching",
 )
-#: What a name of a C++ function is cut to: the arguments of templates are long.
+#: The length to which names of C++ functions are cut, because the arguments of templates are long.
 _LONGEST_NATIVE = 90
 #: Numbers in files have 64 bits, with or without a sign.
 _LEAST, _MOST = -(1 << 63), 1 << 64

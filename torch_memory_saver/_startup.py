@@ -38,7 +38,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class _AfterTorch:
-    """Finds torch as the finders behind it do, and calls `callback` after torch was loaded.
+    """An import finder that finds torch as the finders behind it do, and calls `callback` after torch was loaded.
 
     It stays until then, because many programs ask whether torch can be found before they import it.
     """
@@ -84,7 +84,7 @@ class _AfterTorch:
 
 
 def after_import_of_torch(callback: Callable[[], None]) -> None:
-    """Has `callback` called once, when torch has been imported."""
+    """Have `callback` called once, when torch has been imported."""
     sys.meta_path.insert(0, _AfterTorch(callback))
 
 
@@ -137,7 +137,7 @@ def run_next(folder: str) -> None:
     entries = [os.path.abspath(entry) for entry in sys.path]
     if folder not in entries:
         return
-    # One in an entry before would have been found first.
+    # A file in an earlier entry would have been found first.
     others = sys.path[entries.index(folder) + 1 :]
     specification = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if specification is not None and specification.loader is not None:

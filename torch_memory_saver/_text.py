@@ -1,7 +1,7 @@
 """Text of messages, reports and commands: sizes, tables, wrapped lines, names of others, and warnings that are logged once.
 
 Warnings that are logged once are about mistakes that change nothing else: the call goes on, and no exception shows them. Any
-thread; no lock. A forked child does not repeat what its parent has logged.
+thread may call. There is no lock. A forked child does not repeat what its parent has logged.
 """
 
 from __future__ import annotations

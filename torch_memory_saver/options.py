@@ -13,7 +13,7 @@ means that tag. A pattern stands for the tags that allocations have had when the
 before anything else reads the selection, so all parts of a call select the same memory. A tag that appears afterwards is not
 selected.
 
-Any thread; no lock. A selection of names only is not looked up at all.
+Any thread may call. There is no lock. A selection of names only is not looked up at all.
 """
 
 from __future__ import annotations

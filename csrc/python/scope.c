@@ -133,20 +133,35 @@ PyObject *tms_py_scope_type(PyObject *module) {
     return PyType_FromModuleAndSpec(module, &spec, NULL);
 }
 
+/* Returns a tuple of the arguments from index `first` on. */
+static PyObject *tuple_from(PyObject *const *arguments, Py_ssize_t first, Py_ssize_t count) {
+    PyObject *tuple = PyTuple_New(count > first ? count - first : 0);
+
+    for (Py_ssize_t index = first; tuple && index < count; index++)
+        PyTuple_SetItem(tuple, index - first, Py_NewRef(arguments[index]));
+    return tuple;
+}
+
 /* A with statement may be interrupted between its body and the call of __exit__; this function may not. */
 PyObject *tms_py_within(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    enum { MANAGER, FUNCTION, ARGUMENT };
-    static const tms_py_signature_t signature = {"within", 2, 3, {"manager", "function", "argument"}};
+    enum { MANAGER, FUNCTION, COUNT };
+    static const tms_py_signature_t signature = {"within", COUNT, COUNT, {"manager", "function"}};
     PyObject *const *names = ((tms_py_state_t *)PyModule_GetState(module))->names;
-    PyObject *done, *result;
+    PyObject *passed, *done, *result;
     tms_py_call_t call;
     kept_t kept;
 
-    if (!tms_py_bind(&call, &signature, arguments, positional, keywords)) return NULL;
+    if (!tms_py_bind(&call, &signature, arguments, positional < COUNT ? positional : COUNT, keywords)) return NULL;
+    passed = tuple_from(arguments, COUNT, positional);
+    if (!passed) return NULL;
     done = PyObject_CallMethodObjArgs(call.values[MANAGER], names[TMS_PY_DUNDER_ENTER], NULL);
-    if (!done) return NULL;
+    if (!done) {
+        Py_DECREF(passed);
+        return NULL;
+    }
     Py_DECREF(done);
-    result = PyObject_CallFunctionObjArgs(call.values[FUNCTION], call.values[ARGUMENT], NULL);
+    result = PyObject_CallObject(call.values[FUNCTION], passed);
+    Py_DECREF(passed);
     kept = fetch();
     done = PyObject_CallMethodObjArgs(call.values[MANAGER], names[TMS_PY_DUNDER_EXIT], Py_None, Py_None, Py_None, NULL);
     if (done) {

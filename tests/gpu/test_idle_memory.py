@@ -455,7 +455,7 @@ def test_an_emptying_that_is_put_off_is_logged_once(
 ) -> None:
     """Since 2.13 PyTorch empties its cache while another thread is in a region, and there is nothing to log."""
     cached = cache_elsewhere()
-    monkeypatch.setattr(layer_store(), "_has_logged_put_off", False)
+    monkeypatch.setattr(layer_store(), "_has_logged_deferred_emptying", False)
     is_put_off = torch.__version__ < (2, 13)
     with other_thread_inside(saver.region(tag="a")):
         with _log(caplog) as texts:

@@ -175,8 +175,8 @@ _FRESH = (
     Mutant(
         "parts-of-a-block-are-not-told-apart",
         _FRESHNESS,
-        "        if look.is_partly_unwritten and look.parts:",
-        "        if look.is_unwritten and look.parts:",
+        "        if item.is_partly_unwritten and item.parts:",
+        "        if item.is_unwritten and item.parts:",
         (_ON_GPU,),
     ),
     Mutant(

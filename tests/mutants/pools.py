@@ -55,8 +55,8 @@ _POOLS = (
     Mutant(
         "segments-are-not-listed-again-after-a-pause",
         _SOURCES + "_torch/records/pool.py",
-        "if self.listed[0] != epoch:",
-        "if self.listed[0] < 0:",
+        "if self.segments_at_pause[0] != epoch:",
+        "if self.segments_at_pause[0] < 0:",
         (_TESTS + "torch/test_idle_pools.py::test_segments_are_listed_once_for_each_pause",),
     ),
     Mutant(
@@ -222,13 +222,13 @@ _IDLE_MEMORY = (
     Mutant(
         "an-idle-segment-that-a-region-has-used-is-still-expected",
         _SOURCES + "_torch/pools/idle.py",
-        "        pools[-1].kept = 0\n        return True",
+        "        pools[-1].idle_at_scan = 0\n        return True",
         "        return True",
         ("torch:tests/gpu/test_empty_cache_scans.py::test_a_region_that_uses_the_idle_segment_does_not_hide_another",),
     ),
     Mutant(
         "each-call-looks-at-every-pool",
-        _SOURCES + "_torch/pools/last_look.py",
+        _SOURCES + "_torch/pools/last_scan.py",
         "        return unexplained > 0",
         "        return True",
         ("torch:tests/gpu/test_empty_cache_scans.py::test_nothing_is_listed_while_no_managed_tensor_is_deleted",),

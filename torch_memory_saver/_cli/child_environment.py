@@ -1,4 +1,4 @@
-"""The command `run`: a program is preloaded and recorded by its environment, which can also be printed for a launcher."""
+"""The command `run`: set up a program's environment so that it is preloaded and recorded, or print it for a launcher."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def _ray(variables: Mapping[str, str]) -> str:
 
 
 def _prefix(variables: Mapping[str, str]) -> str:
-    """torchrun gives its own environment to the workers, so it is started by `env` with the variables."""
+    """Return a command prefix that sets the variables by `env`, because torchrun gives its own environment to the
+    workers."""
     return shlex.join(["env", *(f"{name}={value}" for name, value in variables.items())]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Programs of this package that another Python runs.
+"""Programs of this package that run in another Python process.
 
 ``python -c`` and ``python -m`` import from the working directory first, where another user may have put modules of any name.
 These programs import from there only if PYTHONPATH names the directory.

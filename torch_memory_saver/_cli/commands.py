@@ -1,7 +1,7 @@
-"""What a command is, and the commands that need nothing but the saver: their names, options and what each calls.
+"""The interface of a command, and the commands that need nothing but the saver: their names, options and calls.
 
-The table in _additions.py lists all commands. What a command needs is imported where it runs, because the help loads all
-classes.
+The table in _additions.py lists all commands. The imports of a command are in the function that runs it, because the help
+loads all classes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Command(abc.ABC):
 
 
 class Demo(Command):
-    """Shows one step of reinforcement learning, and checks it."""
+    """The command `demo`, which shows one step of reinforcement learning, and checks it."""
 
     name = "demo"
     help = "show a whole cycle of pause and resume, on the GPU or on the simulated GPU"
@@ -53,7 +53,8 @@ class Demo(Command):
 
 
 class Run(Command):
-    """Runs a program that need not import this package, or prints the environment that it would get."""
+    """The command `run`, which runs a program that need not import this package, or prints the environment that it would
+    get."""
 
     name = "run"
     help = "run a program that need not import torch_memory_saver, preloaded or recorded: run [options] -- command ..."
@@ -104,7 +105,7 @@ class Run(Command):
 
 
 class Simulate(Command):
-    """Runs a program on the simulated GPU."""
+    """The command `simulate`, which runs a program on the simulated GPU."""
 
     name = "simulate"
     help = "run a program, also with PyTorch's CUDA build, on a simulated GPU: simulate [options] -- python script.py ..."

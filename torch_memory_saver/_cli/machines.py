@@ -43,7 +43,7 @@ class Machine(ABC):
     weights_bytes: int
     cache_bytes: int
     trainer_bytes: int
-    #: By how many bytes the memory in use may differ between two moments at which it should be the same.
+    #: The bytes by which the memory in use may differ between two moments at which it should be the same.
     tolerance: int
     #: Whether the device is too small for weights, cache and trainer together.
     is_full_with_all: bool

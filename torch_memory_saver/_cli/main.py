@@ -1,4 +1,4 @@
-"""The command line: what all commands share, which is options, errors and exit statuses."""
+"""The command line: the options, errors and exit statuses that all commands share."""
 
 from __future__ import annotations
 

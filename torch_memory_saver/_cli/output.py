@@ -1,8 +1,7 @@
-"""What commands write on the terminal: lines and paths, a bar chart of memory, and the progress of a pause or resume.
+"""The output of commands on the terminal: lines and paths, a bar chart of memory, and the progress of a pause or resume.
 
 Lines may have paths and names that the encoding of the terminal lacks. The progress goes to stderr, because stdout is for
-results: a bar of tqdm if that is installed, otherwise a line after each tenth. Nothing of it is shown where stderr is not a
-terminal.
+results: a bar of tqdm if that is installed, otherwise a line after each tenth. It is not shown if stderr is not a terminal.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _BLOCKS = "█▓▒·"
 _ASCII = "#=+."
 _LARGEST_WIDTH = 100
 _SMALLEST_BAR = 10
-#: Into how many parts an operation is divided. Without tqdm, a line is written after each part.
+#: The number of parts into which an operation is divided. Without tqdm, a line is written after each part.
 _LINES = 10
 
 
@@ -36,8 +35,8 @@ def width() -> int:
 
 
 def write_line(text: str, stream: TextIO | None = None) -> None:
-    """Write a line, or several, for people. What the encoding of the stream (default: stdout) lacks is shown by its
-    number."""
+    """Write a line, or several, for people. Characters that the encoding of the stream (default: stdout) lacks are shown by
+    their numbers."""
     target = sys.stdout if stream is None else stream
     encoding = target.encoding or "ascii"
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=target, flush=True)
@@ -76,7 +75,7 @@ def can_draw_blocks(stream: TextIO) -> bool:
 def draw(
     stages: Sequence[tuple[str, Mapping[str, int]]], capacity: int, ascii_only: bool, width: int | None = None
 ) -> list[str]:
-    """One line for each stage, with a bar as long as the memory in use, and a legend.
+    """Return a line for each stage, with a bar as long as the memory in use, and a legend.
 
     Args:
         stages: The name of each stage, and its bytes by category. There may be at most four categories in all.
@@ -126,7 +125,7 @@ def progress_bar(title: str, stream: TextIO | None = None) -> Iterator[Callable[
 
 
 class _Bar:
-    """Updates a bar of tqdm."""
+    """A progress display that updates a bar of tqdm."""
 
     def __init__(self, bar: Any) -> None:
         self._bar = bar
@@ -138,7 +137,7 @@ class _Bar:
 
 
 class _Lines:
-    """Writes a line with the progress after each tenth."""
+    """A progress display that writes a line after each tenth."""
 
     def __init__(self, title: str, stream: TextIO) -> None:
         self._title, self._stream = title, stream

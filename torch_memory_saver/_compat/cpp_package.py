@@ -45,12 +45,12 @@ __all__ = [
     "binary_wrapper",
     "change_env",
     "configure_subprocess",
-    "corner_of",
     "empty_cache",
     "get_and_print_gpu_memory",
     "get_binary_path_from_package",
     "get_device",
     "is_xpu",
+    "private_attribute_of",
     "register_hook_mode",
 ]
 
@@ -258,7 +258,7 @@ def _affected_devices(tag: str | None = None) -> list[int]:
     return sorted({row.device for row in _core.segments() if tag is None or row.tag == tag})
 
 
-def corner_of(implementation: Engine, name: str) -> Any:
+def private_attribute_of(implementation: Engine, name: str) -> Any:
     """Return a private attribute of the C++ package's implementation, one of those that :class:`Engine` names."""
     if name == "_binary_wrapper":
         return binary_wrapper()

@@ -2,7 +2,7 @@
 thread; and the explanation of out-of-memory errors. The engine knows none of these layers.
 
 Environment variables request most of the work: words of TMS_DEBUG, and variables of their own. The table in _additions.py
-says what each starts. What is requested is started once in a process, at the first use of the package, and registers its
+says what each starts. Requested work is started once in a process, at the first use of the package, and registers its
 functions here.
 
 Any thread may register and call. There is no lock.
@@ -38,7 +38,7 @@ __all__ = [
 logger = logging.getLogger("torch_memory_saver")
 
 _DEBUG, _DEBUG_FOLDER, _DEFAULT_FOLDER = "TMS_DEBUG", "TMS_DEBUG_DIR", "torch_memory_saver_debug"
-#: How long the process's exit waits for work that is under way, in seconds.
+#: The seconds for which the process's exit waits for running work.
 _EXIT_PATIENCE_S = 5.0
 
 
@@ -136,7 +136,7 @@ class Periodic:
             delay = again if isinstance(again, float) else self._seconds
 
     def restart(self) -> None:
-        """In a forked child, which has no threads of its parent."""
+        """Start the thread again, in a forked child, which has no threads of its parent."""
         self._ended = threading.Event()  # another thread may have held its lock
         self._start_thread()
 

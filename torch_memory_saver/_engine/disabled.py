@@ -1,7 +1,7 @@
 """The engine of a process in which ``TMS_DISABLE`` is set: it checks arguments and does nothing else.
 
 The saver chooses it in place of every hook mode. The native core has read the variable, manages no allocation, and its
-interposers only call the real functions; ``layer`` replaces nothing in PyTorch. So what remains is to answer calls: with
+interposers only call the real functions; ``layer`` replaces nothing in PyTorch. So this engine only answers calls, with
 context managers that only enter and leave, and with reports of zeros. Callbacks of pauses and resumes are not called,
 because nothing is paused.
 """
@@ -75,7 +75,7 @@ class DisabledEngine(Engine):
 
     def __init__(self) -> None:
         self.hook_mode = preload.mode_in_force()
-        # For private attributes of the C++ package, see corner_of().
+        # For private attributes of the C++ package, see private_attribute_of().
         self._find_torch = layer.loaded
         self._store = pool_store
         self._graph_pools = graph_pools

@@ -46,7 +46,7 @@ from torch_memory_saver._torch.binding.layer import TorchCuda
 from torch_memory_saver._torch.graphs.cuda_graph import GraphCapture, check_token
 from torch_memory_saver._torch.memory.default_pool import DefaultPool
 from torch_memory_saver._torch.memory.live_blocks import live_finder, managed_blocks
-from torch_memory_saver._torch.memory.pause_preparation import await_regions, pausing
+from torch_memory_saver._torch.memory.pause_preparation import PausePreparation, await_regions
 from torch_memory_saver._torch.memory.resume_preparation import make_room, with_room
 from torch_memory_saver._torch.pools.retirement import must_not_free
 from torch_memory_saver._torch.records.tags import selects
@@ -390,7 +390,7 @@ class Engine:
         if torch is not None:
             self._store.empty_cache(torch)
             self._store.regions.room.forget_empty_tags()
-            self._store.log_put_off()
+            self._store.log_deferred_emptying()
 
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
         torch, flag = layer.in_use(), check_flag("zero_copy", zero_copy, none=True)
@@ -549,13 +549,13 @@ def _warn_after_pause(torch: TorchCuda | None, report: PauseReport) -> None:
         warn_of_empty_pause(torch)
 
 
-def _preparing(torch: TorchCuda | None, options: PauseOptions, only_waits: bool = False) -> pausing:
+def _preparing(torch: TorchCuda | None, options: PauseOptions, only_waits: bool = False) -> PausePreparation:
     """Return the context manager that prepares PyTorch's pools for a pause, or for its check."""
 
     def free_caches(found: TorchCuda) -> None:
         blas_workspaces.free_in(found, pool_store, options.tags, graph_pools.default_pool_managed)
 
-    return pausing(pool_store, torch, options.tags, options.deadline, free_caches, only_waits)
+    return PausePreparation(pool_store, torch, options.tags, options.deadline, free_caches, only_waits)
 
 
 def _arguments(torch: TorchCuda | None, options: PauseOptions) -> dict[str, Any]:

@@ -1,16 +1,16 @@
-"""check_fresh(): which live memory of resumed tags still holds the fill pattern of guard mode: nothing has restored it.
+"""check_fresh(): find live memory of resumed tags that still holds the fill pattern of guard mode, so nothing restored it.
 
-The core knows where the contents of each allocation are from. Only what the last resume has filled is looked at.
-PyTorch's snapshot says which blocks are live there, the record of that resume which of them are older than it
-(live_blocks.py), and the modules and tensors of the process what lies in them (tensors.py).
+The core knows where the contents of each allocation are from. Only memory that the last resume has filled is examined.
+PyTorch's snapshot says which blocks are live there. The record of that resume says which of them are older than it
+(live_blocks.py). The modules and tensors of the process say what lies in them (tensors.py).
 
-The core counts the bytes of the pattern, once the devices are idle, in pieces of memory. A piece is looked at in parts,
-each from its first byte to its last. A part counts as unwritten if every byte of it is the pattern: a single byte of that
-value is in most data. A sample has a few short parts, the first at the begin of the piece, the last at its end, and the
+Once the devices are idle, the core counts the bytes of the pattern in pieces of memory. A piece is examined in parts, each
+from its first byte to its last. A part counts as unwritten if every byte of it is the pattern, because a single byte of that
+value is in most data. A sample has a few short parts: the first at the begin of the piece, the last at its end, and the
 others evenly between. A whole piece has many parts, without gaps. Pieces may overlap: no byte is copied twice.
 
-Makes no kernel, and no driver call but those of the core's copies. Any thread; no lock. While the core copies, it owns
-the memory as a pause does: another thread that frees it, pauses it or begins a capture waits.
+This module launches no kernel, and makes no driver call but those of the core's copies. It has no lock. Any thread may call.
+While the core copies, it owns the memory as a pause does: another thread that frees it, pauses it or begins a capture waits.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Count = Callable[[bytes], Sequence[int | None]]
 
 
 class Piece(NamedTuple):
-    """Device memory to look at. If `whole` is True, the memory is read from end to end."""
+    """Device memory to examine. If `whole` is True, the memory is read from end to end."""
 
     address: int
     bytes: int
@@ -71,12 +71,12 @@ class Piece(NamedTuple):
 class Sampled(NamedTuple):
     """The result for a piece, in bytes. `unwritten` counts the bytes of parts that hold the pattern from end to end."""
 
-    looked_at: int
+    examined: int
     unwritten: int
 
 
 def sample(pieces: Sequence[Piece], count: Count) -> tuple[list[Sampled | None], int]:
-    """Look at the pieces. Return what was found of each, None for those that are not resident any more, and the bytes that
+    """Examine the pieces. Return the result of each piece, None for those that are not resident any more, and the bytes that
     were copied."""
     parts = [[*_parts(piece)] for piece in pieces]
     counts = _Counts(itertools.chain.from_iterable(parts), count)
@@ -111,7 +111,7 @@ class _Counts:
         self.copied = sum(size for size, number in zip(self._sizes, self._counts, strict=True) if number is not None)
 
     def of(self, parts: Iterable[_Range]) -> Sampled | None:
-        looked_at = unwritten = 0
+        examined = unwritten = 0
         for begin, end in parts:
             found = 0
             for index in range(bisect.bisect_left(self._begins, begin), bisect.bisect_left(self._begins, end)):
@@ -119,9 +119,9 @@ class _Counts:
                 if number is None:
                     return None
                 found += number
-            looked_at += end - begin
+            examined += end - begin
             unwritten += end - begin if found == end - begin else 0
-        return Sampled(looked_at, unwritten)
+        return Sampled(examined, unwritten)
 
 
 def _apart(ranges: Iterable[_Range]) -> Iterator[_Range]:
@@ -243,12 +243,12 @@ def check_fresh(
     stream: int | None,
     list_blocks: Callable[[list[_core.Segment]], list[ManagedBlock]],
 ) -> FreshReport:
-    """Look at the memory of the tags.
+    """Check the memory of the tags.
 
     Args:
         checked: The arguments.
-        stream: The caller's current one.
-        list_blocks: The live blocks of allocations.
+        stream: The caller's current stream.
+        list_blocks: Returns the live blocks of allocations.
 
     Raises:
         InvalidStateError: Guard mode is off; or memory of the tags is not resident. Nothing was changed.
@@ -259,7 +259,7 @@ def check_fresh(
             "torch_memory_saver.guard = True (or TMS_GUARD=1) before the pause, and resume again",
             operation=OPERATION,
         )
-    rows = [row for row in _core.segments() if selects(checked.tags, row.tag) and _is_looked_at(row, checked)]
+    rows = [row for row in _core.segments() if selects(checked.tags, row.tag) and _is_checked(row, checked)]
     _refuse_absent(rows)
     classes = _Classes(checked)
     for block in list_blocks(rows):
@@ -267,13 +267,13 @@ def check_fresh(
     return classes.report(stream)
 
 
-def _is_looked_at(row: _core.Segment, checked: Checked) -> bool:
-    """Paused memory is no obstacle if its tag is ignored, such as a cache that is resumed last."""
+def _is_checked(row: _core.Segment, checked: Checked) -> bool:
+    """Return whether an allocation is checked. Paused memory is not if its tag is ignored: it may be resumed last."""
     return row.state == _core.STATE_ACTIVE or row.tag not in checked.ignored.tags
 
 
 def _refuse_absent(rows: Iterable[_core.Segment]) -> None:
-    """Memory that a call owns right now is waited for."""
+    """Raise if memory is paused, being resumed or damaged. The core waits for memory that another call owns right now."""
     reasons = {
         _core.STATE_PAUSED: "is paused: resume it first",
         _core.STATE_RESUMING: "is being resumed: wait() for it first",
@@ -297,27 +297,27 @@ def _refuse_absent(rows: Iterable[_core.Segment]) -> None:
 
 
 @dataclass
-class _Look:
-    """Memory that is looked at: a block, or a tensor that is a part of one."""
+class _Examined:
+    """Memory that is examined: a block, or a tensor that is a part of one."""
 
     block: ManagedBlock
     address: int
     bytes: int
     tensors: list[FoundTensor]
-    parts: list[_Look] = field(default_factory=list)  # of a block: its tensors that modules hold
+    parts: list[_Examined] = field(default_factory=list)  # of a block: its tensors that modules hold
     found: Sampled | None = None
 
     @property
     def is_unwritten(self) -> bool:
-        return self.found is not None and 0 < self.found.looked_at == self.found.unwritten
+        return self.found is not None and 0 < self.found.examined == self.found.unwritten
 
     @property
     def is_partly_unwritten(self) -> bool:
-        return self.found is not None and 0 < self.found.unwritten < self.found.looked_at
+        return self.found is not None and 0 < self.found.unwritten < self.found.examined
 
     @property
     def largest(self) -> FoundTensor | None:
-        """The tensor that says what it is."""
+        """The largest tensor in the memory, which describes it."""
         return max(self.tensors, key=lambda tensor: (tensor.bytes, tensor.names), default=None)
 
     @property
@@ -329,7 +329,7 @@ class _Look:
 
 
 class _Classes:
-    """The blocks of a check, by class."""
+    """The blocks of a check, sorted into the classes of the report."""
 
     def __init__(self, checked: Checked) -> None:
         self._checked = checked
@@ -337,9 +337,9 @@ class _Classes:
         self._tensors = FoundTensors()
         self._searched = False
         self._bytes: dict[str, int] = {}
-        self._candidates: list[_Look] = []
-        self._ignored: list[_Look] = []
-        self._of_graphs: list[_Look] = []
+        self._candidates: list[_Examined] = []
+        self._ignored: list[_Examined] = []
+        self._of_graphs: list[_Examined] = []
 
     def add(self, block: ManagedBlock) -> None:
         kind = _NOTHING_TO_FIND.get(block.allocation.contents)
@@ -347,54 +347,54 @@ class _Classes:
             self._count(kind, block)
         elif self._checked.ignored.names(block):
             self._count("ignored_bytes", block)
-            self._ignored.append(self._look(block))
+            self._ignored.append(self._examine(block))
         elif block.of_graphs:
             self._count("graph_bytes", block)
-            self._of_graphs.append(_Look(block, block.address, block.bytes, []))
+            self._of_graphs.append(_Examined(block, block.address, block.bytes, []))
         elif block.is_new:
             self._count("new_bytes", block)
         else:
             self._count("checked_bytes", block)
-            self._candidates.append(self._look(block, with_parts=True))
+            self._candidates.append(self._examine(block, with_parts=True))
 
     def _count(self, kind: str, block: ManagedBlock) -> None:
         self._bytes[kind] = self._bytes.get(kind, 0) + block.bytes
 
-    def _look(self, block: ManagedBlock, with_parts: bool = False) -> _Look:
+    def _examine(self, block: ManagedBlock, with_parts: bool = False) -> _Examined:
         if not self._searched:  # only where there is something to be named
             self._searched = True
             self._tensors = find_tensors(self._torch, self._checked.modules)
         tensors = self._tensors.inside(block.address, block.bytes)
-        look = _Look(block, block.address, block.bytes, tensors)
+        item = _Examined(block, block.address, block.bytes, tensors)
         end, seen = block.address + block.bytes, set()
         for tensor in tensors if with_parts else ():
             place = (tensor.address, tensor.bytes)
             if tensor.names and tensor.is_dense and tensor.bytes < block.bytes and sum(place) <= end and place not in seen:
                 seen.add(place)  # several tensors may be the same memory
                 inside = [each for each in self._tensors.inside(*place) if each.address + each.bytes <= sum(place)]
-                look.parts.append(_Look(block, *place, inside))
-        return look
+                item.parts.append(_Examined(block, *place, inside))
+        return item
 
     def report(self, stream: int | None) -> FreshReport:
         copied = self._sample(stream)
-        unwritten: list[_Look] = []
-        integers: list[_Look] = []
-        partly: list[_Look] = []
-        for look in _pieces(self._candidates):
-            if look.is_of_integers and (look.is_unwritten or look.is_partly_unwritten):
-                integers.append(look)
-            elif look.is_unwritten:
-                unwritten.append(look)
-            elif look.is_partly_unwritten:
-                partly.append(look)
+        unwritten: list[_Examined] = []
+        integers: list[_Examined] = []
+        partly: list[_Examined] = []
+        for item in _pieces(self._candidates):
+            if item.is_of_integers and (item.is_unwritten or item.is_partly_unwritten):
+                integers.append(item)
+            elif item.is_unwritten:
+                unwritten.append(item)
+            elif item.is_partly_unwritten:
+                partly.append(item)
         stacks = _stacks()
         return FreshReport(
             unwritten=_described(unwritten, stacks),
             integers=_described(integers, stacks),
             partly_written=_described(partly, stacks),
-            ignored=_described([look for look in self._ignored if look.is_unwritten], stacks),
+            ignored=_described([item for item in self._ignored if item.is_unwritten], stacks),
             checked_blocks=len(self._candidates),
-            graph_unwritten_bytes=sum(look.bytes for look in self._of_graphs if look.is_unwritten),
+            graph_unwritten_bytes=sum(item.bytes for item in self._of_graphs if item.is_unwritten),
             sampled_bytes=copied,
             whole=self._checked.whole,
             hidden_objects=self._tensors.hidden_objects,
@@ -402,55 +402,55 @@ class _Classes:
         )
 
     def _sample(self, stream: int | None) -> int:
-        """Fill in what was found. Return the bytes that were copied."""
-        searched = [part for look in self._candidates for part in (look, *look.parts)]
-        looks = [*searched, *self._ignored, *self._of_graphs]
-        whole = [self._checked.whole] * len(searched) + [False] * (len(looks) - len(searched))
-        pieces = [Piece(look.address, look.bytes, each) for look, each in zip(looks, whole, strict=True)]
+        """Record in each block what was found. Return the bytes that were copied."""
+        searched = [part for item in self._candidates for part in (item, *item.parts)]
+        items = [*searched, *self._ignored, *self._of_graphs]
+        whole = [self._checked.whole] * len(searched) + [False] * (len(items) - len(searched))
+        pieces = [Piece(item.address, item.bytes, each) for item, each in zip(items, whole, strict=True)]
         found, copied = sample(
             pieces,
             lambda ranges: _core.count_guard_bytes(self._checked.tags, stream, ranges, interruptible=on_main_thread()),
         )
-        for look, sampled in zip(looks, found, strict=True):
-            look.found = sampled
+        for item, sampled in zip(items, found, strict=True):
+            item.found = sampled
             if sampled is None:
-                row = _core.find(look.address)
+                row = _core.find(item.address)
                 _refuse_absent([] if row is None else [row])  # otherwise it was freed meanwhile
         return copied
 
 
-def _pieces(looks: Iterable[_Look]) -> Iterator[_Look]:
+def _pieces(items: Iterable[_Examined]) -> Iterator[_Examined]:
     """Yield the blocks. A block that is written in parts is replaced by the tensors of modules in it, if there are any."""
-    for look in looks:
-        if look.is_partly_unwritten and look.parts:
-            yield from look.parts
+    for item in items:
+        if item.is_partly_unwritten and item.parts:
+            yield from item.parts
         else:
-            yield look
+            yield item
 
 
-def _described(looks: list[_Look], stacks: Callable[[Any], Any]) -> tuple[UnwrittenBlock, ...]:
+def _described(items: list[_Examined], stacks: Callable[[Any], Any]) -> tuple[UnwrittenBlock, ...]:
     """Return the descriptions of blocks, the largest first."""
-    return tuple(_describe(look, stacks) for look in sorted(looks, key=lambda look: (-look.bytes, look.address)))
+    return tuple(_describe(item, stacks) for item in sorted(items, key=lambda item: (-item.bytes, item.address)))
 
 
-def _describe(look: _Look, stacks: Callable[[Any], Any]) -> UnwrittenBlock:
-    largest, found = look.largest, look.found or Sampled(0, 0)
+def _describe(item: _Examined, stacks: Callable[[Any], Any]) -> UnwrittenBlock:
+    largest, found = item.largest, item.found or Sampled(0, 0)
     return UnwrittenBlock(
-        address=look.address,
-        bytes=look.bytes,
-        sampled_bytes=found.looked_at,
+        address=item.address,
+        bytes=item.bytes,
+        sampled_bytes=found.examined,
         unwritten_bytes=found.unwritten,
-        device=look.block.allocation.device,
-        tag=look.block.allocation.tag,
+        device=item.block.allocation.device,
+        tag=item.block.allocation.tag,
         dtype="" if largest is None else str(largest.dtype).removeprefix("torch."),
         shape=() if largest is None else largest.shape,
-        names=tuple(sorted({name for tensor in look.tensors for name in tensor.names})),
-        stack=stacks(look.block.frames),
+        names=tuple(sorted({name for tensor in item.tensors for name in tensor.names})),
+        stack=stacks(item.block.frames),
     )
 
 
 def _stacks() -> Callable[[Any], Any]:
-    """From the frames of a block to its call stack; None without frames."""
+    """Return a function that maps the frames of a block to its call stack, or to None without frames."""
     from torch_memory_saver._stacks import CallStacks
 
     stacks = CallStacks()

@@ -1,9 +1,9 @@
 """A pool for CUDA graphs that a program captures by itself, with ``torch.cuda.graph(pool=...)`` in a region.
 
 `cuda_graph()` chooses and keeps the pools of its captures (cuda_graph.py). This class is for callers that only say which
-pool a capture uses, and that learn neither of the graph nor of its end.
+pool a capture uses, and that do not learn of the graph or its end.
 
-Any thread may call. No lock.
+Any thread may call. There is no lock.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ from torch_memory_saver import _core
 from torch_memory_saver._engine.call_turns import CallTurn
 from torch_memory_saver._engine.silent_mistakes import warn_of_unknown_tags
 from torch_memory_saver._text import joined
-from torch_memory_saver._torch.base.steps import OneUse
+from torch_memory_saver._torch.base.steps import SingleUseScope
 from torch_memory_saver._torch.records.tags import Tags, selects
 from torch_memory_saver.errors import (
     ForkedProcessError,
@@ -414,7 +414,7 @@ class PendingHooks:
 
     def _call_once(self, report: ResumeReport | None, error: BaseException | None) -> BaseException | None:
         claim = _Claim(self._uncalled, self._finished)
-        return _core.within(claim, partial(self._call_or_wait, report, error), claim.runs)
+        return _core.within(claim, self._call_or_wait, report, error, claim.runs)
 
     def _call_or_wait(
         self, report: ResumeReport | None, error: BaseException | None, runs: list[_HookRun]
@@ -425,7 +425,7 @@ class PendingHooks:
         return None
 
 
-class _Claim(OneUse):
+class _Claim(SingleUseScope):
     """A context manager inside which the first thread calls the callbacks. Its end wakes the others, also after a signal.
 
     Attributes:

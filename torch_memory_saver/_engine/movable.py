@@ -1,7 +1,7 @@
-"""What manage() moves: the storages of tensors, modules and optimizers; and the storages that it refuses to move.
+"""Find the storages that manage() moves, those of tensors, modules and optimizers, and refuse those that must not move.
 
 A tensor stands for its whole storage. A module stands for its parameters and buffers, and an optimizer for its state.
-Tensors of modules and optimizers that are not on a CUDA device stay where they are, as the step counters of Adam on the
+Tensors of modules and optimizers that are not on a CUDA device stay where they are, such as the step counters of Adam on the
 CPU. Every storage is checked before the first one is moved, so that a refusal changes nothing.
 
 This module owns no state and keeps no tensor alive. Its functions may be called on any thread.
@@ -173,7 +173,7 @@ def _is_in_place(movable: Movable, options: RegionOptions) -> bool:
 
 
 def refuse_others_memory(torch: TorchCuda, store: PoolStore, found: Sequence[Movable]) -> None:
-    """Check that the memory of the storages is PyTorch's, is resident, and cannot be a captured graph's.
+    """Raise if the memory of a storage is not PyTorch's, is paused, or may be a captured graph's.
 
     Raises:
         InvalidArgumentError: The memory of a storage is not PyTorch's, or may be a captured graph's.
@@ -218,7 +218,7 @@ def _imported_storages() -> set[int]:
 
 
 def refuse_saved(torch: Any, found: Iterable[Movable], objects: Iterable[Any]) -> None:
-    """Check that no storage is saved for a backward (saved_tensors.py). Modules among the objects may hold the result.
+    """Raise if a storage is saved for a backward (saved_tensors.py). A module among the objects may hold the result.
 
     Raises:
         InvalidStateError: A storage is saved.
@@ -243,7 +243,7 @@ def refuse_saved(torch: Any, found: Iterable[Movable], objects: Iterable[Any]) -
 
 
 def _holder_of_result(torch: Any, saved: Movable, objects: Iterable[Any]) -> str:
-    """Return the attribute of a module whose tensor has a graph that has saved the storage, or ""."""
+    """Return the attribute of a module that holds a tensor whose graph has saved the storage, or ""."""
     for given in objects:
         for path, module in given.named_modules() if isinstance(given, torch.nn.Module) else ():
             for attribute, value in vars(module).items():

@@ -1,10 +1,10 @@
-"""Passes the lines of the native log to :mod:`logging`.
+"""Pass the lines of the native log to :mod:`logging`.
 
-The core keeps the lines that are written while one of the package's longer calls is under way, by whichever thread. They are
-passed on at the end of that call, on its thread, with no lock held. A line goes to the logger ``torch_memory_saver``, or to
-stderr as in a program without Python, never to both. It goes to stderr if no handler is installed, and if ``TMS_LOG_LEVEL``
-asks for lines of level info or debug and the logger is not enabled for them: so these need no set-up of logging. A program
-that turns warnings or errors of the logger off gets none of these lines.
+The core keeps the lines that any thread writes while one of the package's longer calls runs. They are passed on at the end
+of that call, on its thread, with no lock held. A line goes either to the logger ``torch_memory_saver`` or to stderr, as in a
+program without Python. It goes to stderr if no handler is installed. Lines of level info or debug that ``TMS_LOG_LEVEL``
+requests also go to stderr if the logger is not enabled for them, so they need no set-up of logging. A program that turns
+warnings or errors of the logger off gets none of these lines.
 
 Lines that are written at other moments (a free by PyTorch, a thread of the library, a forked child, the exit) go to stderr
 at once: no call would pass them on, and a process that crashes would lose them.

@@ -1,11 +1,11 @@
-"""The optimizers that hold the state of what a program calls its optimizer.
+"""Find the optimizers that hold the state of an object that a program calls its optimizer.
 
 Libraries wrap optimizers: in a ``torch.optim.Optimizer`` that never calls its base's ``__init__``, in one that has state of
 its own, or in an object of another class with a ``step()``. The optimizers inside are found by the attributes ``optimizer``
 and ``optim``, and in the lists, tuples and dicts that are attributes. No class is known by name.
 
-An optimizer of which it is certain that state would be missed is refused: one that calls no hooks and in which nothing is
-found, and one that keeps another optimizer in an attribute of another name.
+An optimizer is refused if its state would certainly be missed: if it calls no hooks and no optimizer is found in it, or if
+it keeps another optimizer in an attribute of another name.
 
 This module owns no state. Its functions may be called on any thread.
 """
@@ -35,7 +35,7 @@ def find_optimizers(torch: Any, given: Any) -> list[Any]:
 
 
 def _search(torch: Any, value: Any, known: dict[int, tuple[Any, list[Any]]]) -> list[Any]:
-    """Return the optimizers in a value. `known` has the results so far, with the values, whose ids stay theirs thereby."""
+    """Return the optimizers in a value. `known` maps ids to results, and keeps the values alive, so that no id is reused."""
     if id(value) in known:
         return known[id(value)][1]
     is_optimizer = isinstance(value, torch.optim.Optimizer)

@@ -102,7 +102,7 @@ def _preloaded_at_start() -> str:
 
 
 def configure_subprocess() -> AbstractContextManager[None]:
-    """Child processes started inside load the preload library; ``LD_PRELOAD`` is restored afterwards.
+    """Have child processes that are started inside load the preload library. ``LD_PRELOAD`` is restored afterwards.
 
     Other entries of ``LD_PRELOAD`` are kept. Changes the environment of this process meanwhile, for all its threads.
 
@@ -113,7 +113,7 @@ def configure_subprocess() -> AbstractContextManager[None]:
 
 
 def preload_variables(before: str, operation: str) -> dict[str, str]:
-    """``LD_PRELOAD`` with the preload library, in front of the entries of the value `before`.
+    """Return ``LD_PRELOAD`` with the preload library in front of the entries of the value `before`.
 
     Raises:
         InvalidStateError: The library is not installed, or lies at a path that ``LD_PRELOAD`` cannot name.
@@ -135,7 +135,7 @@ def _in_front(path: str, before: str, operation: str) -> str:
 
 
 def preloading(path: str) -> AbstractContextManager[None]:
-    """Inside, ``LD_PRELOAD`` begins with that library, followed by its other entries; it is restored afterwards.
+    """Put a library at the front of ``LD_PRELOAD`` inside, before its other entries. The variable is restored afterwards.
 
     Raises:
         InvalidStateError: ``LD_PRELOAD`` cannot name the path.
@@ -158,7 +158,7 @@ def _setting(variables: dict[str, str]) -> Iterator[None]:
 
 
 def mode_in_force() -> str:
-    """ "preload" where the preload library holds this process's state, else "torch"."""
+    """Return "preload" if the preload library holds this process's state, else "torch"."""
     return "preload" if _core.preloaded else "torch"
 
 

@@ -3,8 +3,8 @@
 
 The process may be a worker that inherits the environment and never imports this package. PyTorch cannot send managed tensors
 to other processes then, so this installs what sending needs (``_torch/sharing/sent_memory.py``). The program runs on the
-main thread between two lines of the user's program, and on a thread of the native core. A process without PyTorch is left
-alone, and not even a module is imported there, because the working directory may be on the path of the process.
+main thread between two lines of the user's program, and on a thread of the native core. In a process without PyTorch the
+program does nothing, and imports no module, because the working directory may be on the path of the process.
 
 A failure must not disturb a program that does not know of this package. The library explains the send that fails later.
 """

@@ -1,18 +1,18 @@
-"""preserve(): blocks that keep their contents in memory whose contents a pause drops.
+"""preserve(): keep the contents of blocks in memory whose contents a pause drops.
 
 A tensor is registered by its storage, because the tensor object may be temporary: a view, ``p.data``, ``p.detach()`` and
 the values of ``state_dict()`` die at once, while the storage lives on. ``StorageWeakRef`` refers to PyTorch's storage
 itself and not to the Python object that stands for it. The key is the address of the storage's record. The reference
 keeps that address from being used again, so a new storage never takes over a registration. It does not keep the memory.
 
-Registrations are looked at anew in each pause, on the thread of the call, once its devices are idle: the storages of
-tensors if they still live, and the storages of the buffers that modules have then. A pause keeps those storages that lie
-in memory without a backup; elsewhere everything is kept anyway.
+Each pause resolves the registrations anew, on the thread of the call, once its devices are idle: to the storages of tensors
+that still live, and the storages of the buffers that modules have then. A pause keeps those storages that lie in memory
+without a backup; elsewhere everything is kept anyway.
 
-Thousands of storages must not delay a pause. So addresses and sizes are in lists of numbers, which the functions of
-Python's library go through: there is no object and no loop for each storage.
+Thousands of storages must not delay a pause. So addresses and sizes are in parallel lists of numbers, which functions of
+Python's library process: there is no object and no loop for each storage.
 
-One lock guards what is registered, and nothing else. Weak references are resolved without it: the last reference to a
+One lock guards the registrations, and nothing else. Weak references are resolved without it: the last reference to a
 storage may be dropped then, which frees memory.
 """
 
@@ -107,7 +107,7 @@ class _Group:
 
 
 def _add_members_of(module: Any, parameters: bool, members: list[Any]) -> None:
-    """Add the buffers of a module and its submodules, and on request the parameters; None for each that is not set.
+    """Add the buffers of a module and its submodules, and on request the parameters. One that is not set adds None.
     `module.buffers()` would name each of them, which takes longer than everything else that a pause does here."""
     for each in module.modules():
         members.extend(each._buffers.values())
@@ -123,7 +123,7 @@ def _group_of(torch: Any, what: Iterable[Any], parameters: bool) -> _Group:
 
 
 class PreservedObjects:
-    """What is registered in this process, by tag (None: any)."""
+    """The registrations of this process, by tag (None: memory of any tag)."""
 
     def __init__(self) -> None:
         self._groups: dict[str | None, _Group] = {}
@@ -163,7 +163,7 @@ class PreservedObjects:
                 self.remove(dead, tag)
 
     def __bool__(self) -> bool:
-        """Whether anything is registered. Dead objects count until the next look for them."""
+        """Whether anything is registered. Dead objects count until the next :meth:`find_storages`."""
         return any(list(self._groups.values()))  # a copy: other threads may add to it
 
 
@@ -238,7 +238,7 @@ class Preserved:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is registered. Dead objects count until the next look for them."""
+        """Whether nothing is registered. Dead objects count until the registrations are resolved again."""
         return not self._objects
 
     def live(self, tags: Tags) -> tuple[bytes, bytes]:
@@ -273,8 +273,8 @@ def _blocks(storages: Mapping[str | None, _Storages], tags: Tags) -> tuple[Prese
 
 
 def _kept(by_tag: Mapping[str | None, _Storages], tags: Tags) -> Iterator[tuple[_core.Segment, list[int], list[int]]]:
-    """By address: the allocations of the tags without a backup, and where the storages begin and end that are kept of each.
-    Storages may overlap."""
+    """Yield, by address, the allocations of the tags without a backup, each with the begins and the ends of the storages
+    that are kept of it. Storages may overlap."""
     rows = [row for row in _core.segments() if row.backup == _core.BACKUP_NONE and selects(tags, row.tag)]
     rows.sort(key=lambda row: row.address)
     storages = _merged(rows, by_tag)
@@ -284,7 +284,7 @@ def _kept(by_tag: Mapping[str | None, _Storages], tags: Tags) -> Iterator[tuple[
 
 
 def _cut(rows: list[_core.Segment], storages: _Storages) -> None:
-    """Cut the storages that lie in several allocations, the pieces of an expandable segment, at the borders of these."""
+    """Divide the storages that lie in several allocations, the pieces of an expandable segment, at the borders of these."""
     ends = {row.address: row.address + row.bytes for row in rows}
     starts = list(ends)
     for row, begins in list(_by_allocation(rows, sorted(storages))):
@@ -301,7 +301,7 @@ def _cut(rows: list[_core.Segment], storages: _Storages) -> None:
 
 
 def _merged(rows: list[_core.Segment], by_tag: Mapping[str | None, _Storages]) -> _Storages:
-    """Return the storages that lie in memory of the tag of their registration (None: of any)."""
+    """Merge the storages of all registrations. A registration with a tag adds only storages in memory of that tag."""
     merged = by_tag.get(None, {}).copy()
     for tag, storages in by_tag.items():
         if tag is None:
@@ -314,7 +314,7 @@ def _merged(rows: list[_core.Segment], by_tag: Mapping[str | None, _Storages]) -
 
 
 def _by_allocation(rows: list[_core.Segment], addresses: list[int]) -> Iterator[tuple[_core.Segment, list[int]]]:
-    """Return the allocations that addresses lie in, each with these addresses. Both arguments are sorted by address."""
+    """Yield the allocations that contain addresses, each with these addresses. Both arguments are sorted by address."""
     starts = [row.address for row in rows]
     position = 0
     while position < len(addresses):
@@ -329,7 +329,7 @@ def _by_allocation(rows: list[_core.Segment], addresses: list[int]) -> Iterator[
 
 
 def _joined(begins: list[int], ends: list[int]) -> tuple[list[int], list[int]]:
-    """Ranges that overlap or touch become one: each costs the driver a copy. Sorted by their begins; not empty."""
+    """Merge ranges that overlap or touch, because each costs the driver a copy. They are sorted by begin, and not empty."""
     reached = list(accumulate(ends, max))
     is_apart = list(map(lt, reached, begins[1:]))
     return [begins[0], *compress(begins[1:], is_apart)], [*compress(reached, is_apart), reached[-1]]
@@ -338,7 +338,7 @@ def _joined(begins: list[int], ends: list[int]) -> tuple[list[int], list[int]]:
 def preserving_finder(
     find_live: Callable[[], Live | None] | None, preserved: Preserved, tags: Tags
 ) -> Callable[[], Live | None]:
-    """Add what is preserved to the live bytes of a pause of `tags`, which concern memory with a backup."""
+    """Return a function that adds the preserved bytes to the live bytes of a pause of `tags`, in memory with a backup."""
 
     def find() -> Live | None:
         kept = preserved.live(tags)
@@ -355,15 +355,15 @@ def _sorted_addresses(addresses: bytes) -> bytes:
 
 
 def _rows(ranges: bytes, used: bytes | None = None) -> list[tuple[int, int, int]]:
-    """Return the begin and the end of each range, and the end of what is used of it: all if that is not known."""
+    """Return the begin and the end of each range, and the end of its used part: the end of the range if that is unknown."""
     numbers = array("Q", ranges)
     begins, ends = numbers[::2], numbers[1::2]
     return list(zip(begins, ends, ends if used is None else array("Q", used), strict=True))
 
 
 def _sorted_ranges(rows: list[tuple[int, int, int]]) -> tuple[bytes, bytes]:
-    """Return the ranges in order, and the ends of what is used. No range of the one kind overlaps one of the other, because
-    they lie in other memory."""
+    """Return the ranges in order, and the ends of their used parts. The ranges do not overlap, because those of live blocks
+    and those of preserved storages lie in different memory."""
     ordered = sorted(rows)
     ranges = array("Q", [number for begin, end, _ in ordered for number in (begin, end)])
     return ranges.tobytes(), array("Q", [used for _, _, used in ordered]).tobytes()

@@ -1,4 +1,4 @@
-"""What a process has once: its pools, what it has sent, what it preserves; and what of it a forked child gives up."""
+"""The state of this process: its pools, sent memory, preserved and managed tensors; and its reset in a forked child."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ __all__ = [
 
 
 def _ordinary_memory() -> contextlib.AbstractContextManager[None]:
-    """Inside, this thread's allocations are not managed, whether it is in a region or not."""
+    """Return a context manager inside which this thread's allocations are not managed."""
     current = _core.region_current()
     if not current.managed:
         return contextlib.nullcontext()
     return Region(pool_store, layer.loaded, RegionOptions.disabled(current.tag))
 
 
-#: The pools of this process.
+#: The objects of this process.
 pool_store = PoolStore()
 graph_pools = GraphPools(pool_store)
 ordinary_pools = OrdinaryPools(pool_store)

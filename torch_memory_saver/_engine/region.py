@@ -72,7 +72,7 @@ class Region(_core.Scope, FunctionDecorator):
         if torch is not None:
             if not self._store.regions.single_device:
                 _core.refresh_peers()
-            frame.reading = self._store.watch.begin(torch, frame)
+            frame.reading = self._store.outside_memory.begin(torch, frame)
         note_entered(frame)
 
     def _choose(self) -> Frame:
@@ -105,7 +105,7 @@ class Region(_core.Scope, FunctionDecorator):
                 # Does not replace the exception of the region's body.
                 logger.warning("leaving region(tag=%r) after an exception: %s", self._options.tag, error)
         if exception is None:
-            self._store.watch.end(frame, frame.used)
+            self._store.outside_memory.end(frame, frame.used)
         self._return_idle(frame)
         try:
             if frame.stack is self._store.regions.stack():

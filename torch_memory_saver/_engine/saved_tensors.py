@@ -1,8 +1,8 @@
-"""The storages that live graphs have saved for a backward.
+"""Find the storages that live graphs have saved for a backward.
 
 Autograd has no list of its graphs. A graph is found by a tensor or a node of it that has a Python object, because Python's
-garbage collector lists these objects. From there all nodes are visited. What a node has saved is read without unpacking it,
-so no hook of the program runs. Nodes whose backward has run have saved nothing any more.
+garbage collector lists these objects. From there all nodes are visited. The saved tensors of a node are read without
+unpacking them, so no hook of the program runs. Nodes whose backward has run hold nothing any more.
 
 Three things are not found: graphs that only C++ code holds, or objects that ``gc.freeze()`` has put aside; tensors that a
 :class:`torch.autograd.Function` keeps as attributes of its context; and what a hook has packed into an object of its own.
@@ -50,7 +50,7 @@ def find_saved_storages(torch: Any, results: Iterable[Any] | None = None) -> dic
 
 def _nodes(roots: Iterable[Any]) -> Iterator[Any]:
     """Yield the nodes of the graphs that these nodes belong to, each once."""
-    seen: dict[int, Any] = {}  # with the nodes, whose Python objects would otherwise die and leave their ids to others
+    seen: dict[int, Any] = {}  # keeps the nodes alive, so that no id is reused
     waiting = [node for node in roots if seen.setdefault(id(node), node) is node]
     while waiting:
         node = waiting.pop()
@@ -79,7 +79,7 @@ def _roots(torch: Any, objects: Iterable[Any]) -> list[Any]:
 
 
 def _next(node: Any) -> tuple[tuple[Any, int], ...]:
-    """Return the nodes that a node passes gradients to. A Function that is part of no graph refuses the question."""
+    """Return the nodes that a node passes gradients to. A Function that is part of no graph has none."""
     try:
         following: tuple[tuple[Any, int], ...] = node.next_functions
     except RuntimeError:
@@ -88,7 +88,7 @@ def _next(node: Any) -> tuple[tuple[Any, int], ...]:
 
 
 def _maker_of(torch: Any, tensor: Any) -> Any:
-    """Return the node that has made a tensor, or None. A subclass of tensors may have it refused."""
+    """Return the node that has made a tensor, or None. A subclass of tensors may refuse access to it."""
     try:
         with torch._C.DisableTorchFunctionSubclass():
             return tensor.grad_fn
@@ -109,5 +109,5 @@ def _saved_by(torch: Any, node: Any, name: str) -> Iterator[Any]:
 
 
 def _storages(torch: Any, tensor: Any) -> Iterator[Any]:
-    with contextlib.suppress(RuntimeError, NotImplementedError):  # a tensor without a storage is nobody's that is moved
+    with contextlib.suppress(RuntimeError, NotImplementedError):  # a tensor without a storage shares none that is moved
         yield from storages_of(torch, [tensor])

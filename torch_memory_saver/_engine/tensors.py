@@ -265,9 +265,9 @@ def _describe(torch: Any, tensor: Any, names: Iterable[str]) -> FoundTensor | No
 def get_cpu_backup(x: Any, zero_copy: bool, holds_old: _HoldsOld) -> Any:
     """See :meth:`TorchMemorySaver.get_cpu_backup`.
 
-    While memory is paused, nothing is allocated there: what a resume would restore is the tensor's. `holds_old` returns
-    whether this is also true of a backup that was kept after the resume. It is called before the backup is looked up, so a
-    pause in between is one with the tensor.
+    While memory is paused, nothing is allocated there, so its backup is the tensor's. `holds_old` returns whether a backup
+    that was kept after the resume is the tensor's too. It is called before the search for the backup, so a pause in between
+    has saved the tensor.
     """
     # torch.compile does not trace this function: it breaks the graph at the import, and cannot resume in a try block.
     try:
@@ -283,21 +283,13 @@ def get_cpu_backup(x: Any, zero_copy: bool, holds_old: _HoldsOld) -> Any:
         )
     if parts_of(torch, x) is not None:
         return _host_copy_of_parts(torch, x, zero_copy, holds_old)
-    if x.layout != torch.strided or not x.is_contiguous():
-        raise InvalidArgumentError(
-            f"get_cpu_backup() needs a contiguous tensor; this one has shape {tuple(x.shape)}"
-            + (f" and strides {tuple(x.stride())}" if x.layout == torch.strided else f" and layout {x.layout}")
-        )
-    if x.is_conj() or x.is_neg():
-        raise InvalidArgumentError("get_cpu_backup() needs a tensor whose memory holds its values: this is a lazy conjugate")
-    if not x.is_cuda:
-        raise NotManagedError(f"this tensor is on device {x.device}, not on a CUDA device", operation="get_cpu_backup")
+    _check_plain(torch, x)
     if x.numel() == 0:
         return torch.empty(x.shape, dtype=x.dtype)
     address, size = _address_of(x), x.numel() * x.element_size()
     row = _core.find(address)
     is_own = row is None or _has_own_backup(row, holds_old)
-    # The look-up raises what is wrong with the memory, whatever tensor has it.
+    # The search raises an error about the memory even if the backup is another tensor's.
     find = _core.host_backup if zero_copy and is_own else _core.read_only_backup
     owner = None if _has_several_pieces(row, address + size) else find(address, size)
     if not is_own:
@@ -308,6 +300,19 @@ def get_cpu_backup(x: Any, zero_copy: bool, holds_old: _HoldsOld) -> Any:
     view = _as_bytes(owner, size)
     tensor = torch.frombuffer(view, dtype=torch.uint8)
     return (tensor if zero_copy else tensor.clone()).view(x.dtype).view(x.shape)
+
+
+def _check_plain(torch: Any, x: Any) -> None:
+    """Raise if a tensor is not one contiguous range of values on a CUDA device."""
+    if x.layout != torch.strided or not x.is_contiguous():
+        raise InvalidArgumentError(
+            f"get_cpu_backup() needs a contiguous tensor; this one has shape {tuple(x.shape)}"
+            + (f" and strides {tuple(x.stride())}" if x.layout == torch.strided else f" and layout {x.layout}")
+        )
+    if x.is_conj() or x.is_neg():
+        raise InvalidArgumentError("get_cpu_backup() needs a tensor whose memory holds its values: this is a lazy conjugate")
+    if not x.is_cuda:
+        raise NotManagedError(f"this tensor is on device {x.device}, not on a CUDA device", operation="get_cpu_backup")
 
 
 def _host_copy_of_parts(torch: Any, x: Any, zero_copy: bool, holds_old: _HoldsOld) -> Any:

@@ -148,7 +148,7 @@ def unknown_variables(names: Iterable[str]) -> list[str]:
 
 @functools.cache
 def warn_of_unknown_variables() -> None:
-    """Warns once in a process, at its first use of the package. A process that only inherits variables is not warned."""
+    """Warn once in a process, at its first use of the package. A process that only inherits variables is not warned."""
     for name in unknown_variables(os.environ):
         logger.warning(
             "the environment variable %s has no effect: it is unknown%s", name, suggestion(name, known_variables())

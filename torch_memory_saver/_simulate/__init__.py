@@ -1,1 +1,1 @@
-"""What a program needs to run on the simulated GPU: an ELF reader, stub libraries, and PyTorch's operators."""
+"""The parts that run a program on the simulated GPU: an ELF reader, stub libraries, and PyTorch's operators."""

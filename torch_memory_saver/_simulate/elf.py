@@ -1,4 +1,4 @@
-"""Reads from the file of a shared library what it needs and what it defines, without binutils and without loading it.
+"""Read from the file of a shared library what it needs and defines, without binutils and without loading it.
 
 Only 64-bit little-endian libraries of Linux are supported. A library may have a gigabyte: the file is mapped into memory,
 and only the dynamic linker's tables are read.
@@ -131,7 +131,7 @@ class _Reader:
                 yield tag, self.text(strings, value).decode()
 
     def versions(self) -> dict[int, tuple[str, str]]:
-        """For each version index, the version's name and the soname that it is needed from ("" for the library's own)."""
+        """Return, by version index, the version's name and the soname that it is needed from ("" for the library's own)."""
         return dict([*self._needed_versions(), *self._defined_versions()])
 
     def _needed_versions(self) -> Iterator[tuple[int, tuple[str, str]]]:

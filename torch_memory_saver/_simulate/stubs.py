@@ -28,7 +28,7 @@ __all__ = ["cache_root", "cached_folder", "find_compiler", "make_folder", "sourc
 #: Must change whenever the same input produces another folder.
 _FORMAT = "4"
 _COMPILERS = ("gcc", "cc", "clang")
-#: How many compilers run at once.
+#: The number of compilers that run at once.
 _JOBS = 2
 _FLAGS = ("-std=c11", "-O1", "-fPIC", "-shared", "-fno-builtin", "-w")
 
@@ -204,7 +204,7 @@ def make_folder(folder: Path, find_wanted: Callable[[], Sequence[Wanted]], simul
 
 
 def _compile(compiler: list[str], wanted: Wanted, provided: frozenset[str], scratch: Path, made: Path) -> None:
-    """Compiles one stub library into the folder `made`, which already holds the link to the driver."""
+    """Compile one stub library into the folder `made`, which already holds the link to the driver."""
     source = scratch / f"{wanted.soname}.c"
     script = scratch / f"{wanted.soname}.map"
     source.write_text(source_of(wanted, provided))

@@ -71,7 +71,7 @@ class TorchBuild:
     folder: Path
 
     def libraries(self) -> list[Path]:
-        """Its shared libraries, sorted by name."""
+        """Return its shared libraries, sorted by name."""
         return sorted(path for path in self.folder.iterdir() if path.name.endswith(".so") and path.is_file())
 
     def found_by_rpath(self, sonames: Iterable[str]) -> list[str]:

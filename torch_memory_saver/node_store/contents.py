@@ -1,4 +1,4 @@
-"""The bytes of storages as objects of the shared store: what the core is given to publish and to fill."""
+"""The bytes of storages as objects of the shared store: the lists that the core publishes and fills."""
 
 from __future__ import annotations
 

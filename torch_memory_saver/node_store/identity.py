@@ -1,4 +1,4 @@
-"""identity_of(): a text that says from what weights were made."""
+"""identity_of(): describe in a text from what weights were made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loading weights has changed besides the bytes of tensors, because a process that adopts them would lack it.
+"""Find what loading weights has changed besides the bytes of tensors, because a process that adopts them would lack it.
 
 A model is described before and after the load: the shapes, storages and ties of its tensors, which objects its parameters
 and submodules are, the classes of modules, and the attributes and hooks of tensors and modules. Elements of containers are

@@ -1,4 +1,4 @@
-"""How the bytes of storages are cut into objects of the shared store. Every process cuts equal storages in the same way.
+"""Divide the bytes of storages into objects of the shared store. Every process divides equal storages in the same way.
 
 A pause cuts blocks in this way as well (``csrc/backup/content.c``), so that the objects of a published storage are those of
 its pause: pieces of at most 64 MiB that begin and end at a vector of the kernel, and have at least 256 KiB. All other bytes

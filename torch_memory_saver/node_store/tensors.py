@@ -1,4 +1,4 @@
-"""The tensors of a model, and the storages that they lie in: what a manifest describes, and what can be published.
+"""The tensors and storages of a model: their description in a manifest, and the check that they can be published.
 
 Only ordinary tensors on CUDA devices can be: their bytes are their storage's. A parameter counts as the tensor that it
 holds, so the parameter classes of engines are accepted. Everything else is refused by name. This module changes nothing, and
@@ -22,7 +22,7 @@ VECTOR = 16
 
 @dataclasses.dataclass(frozen=True)
 class TensorShape:
-    """Describes one tensor in a manifest.
+    """The description of a tensor in a manifest.
 
     Attributes:
         dtype: Name of the type, such as ``torch.bfloat16``.
@@ -41,7 +41,7 @@ class TensorShape:
 
 @dataclasses.dataclass(frozen=True)
 class StorageShape:
-    """Describes one storage in a manifest.
+    """The description of a storage in a manifest.
 
     Attributes:
         bytes: Size of the storage.

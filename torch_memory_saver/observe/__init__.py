@@ -1,4 +1,4 @@
-"""What only observes: the saver works without any folder of this one. The table in ``_additions.py`` says what each adds."""
+"""Observers, without which the saver works. The table in ``_additions.py`` says what each folder adds."""
 
 import importlib
 from typing import TYPE_CHECKING

@@ -79,7 +79,7 @@ class Gpus:
 
 
 class Nvml:
-    """NVML, loaded at the first call and initialised until `close`. Any thread."""
+    """NVML, loaded at the first call and initialised until `close`. Any thread may call."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -214,7 +214,8 @@ def _processes_on(nvml: Any, handle: Any) -> list[DeviceProcess]:
 
 
 class _Reader:
-    """One look at all GPUs. A GPU that fails, such as one that has fallen off the bus, does not hide the others."""
+    """The state of all GPUs at one moment. A GPU that fails, such as one that has fallen off the bus, does not hide the
+    others."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml

@@ -1,4 +1,4 @@
-"""The part of one rank in a pause or resume of all ranks: its checks, the call, and the opposite call for what it has moved.
+"""One rank's part of a pause or resume of all ranks: its checks, the call, and the opposite call that undoes it.
 
 Pauses and resumes select tags. So a tag is undone only if all of its allocations in the new state were moved by this call.
 Otherwise the opposite call would also move memory that was in that state before.

@@ -31,7 +31,7 @@ class TransitionReport:
         bytes_by_tag: The part of ``bytes`` that each tag has, for at most four tags. ``repr`` and ``==`` ignore it.
     """
 
-    #: What is printed: the verb, and the texts for sizes that only one kind of report has. Sizes of 0 are not printed.
+    #: The printed texts: the verb, and the texts for sizes that only one kind of report has. Sizes of 0 are not printed.
     _verb: ClassVar[str] = "changed"
     _nothing: ClassVar[str] = "nothing"
     _remarks: ClassVar[Mapping[str, str]] = {}

@@ -2,8 +2,8 @@
 
 It needs vLLM, and is imported when an engine selects it (``plugin``). It takes one step of vLLM's loading, the one that
 fills the parameters from the checkpoint: it adopts them, or has the loader of another load format fill them and publishes
-them. So weights are published as the checkpoint has them, before ``process_weights_after_loading``. What a quantisation
-method makes of them, in tensors and in Python, vLLM makes in each process.
+them. So weights are published as the checkpoint has them, before ``process_weights_after_loading``. vLLM applies a
+quantisation method to them in each process, to tensors and in Python.
 
 The load formats are those whose files vLLM's default loader reads, each rank for itself. Others are refused by name, as are
 models whose loading sets more than tensors (:func:`torch_memory_saver.node_store.adopt_or_load`), such as those that are
@@ -32,7 +32,7 @@ logger = logging.getLogger("torch_memory_saver")
 
 #: The key of ``model_loader_extra_config`` that names the format of the files.
 _FORMAT = "load_format"
-#: Formats whose files each rank reads for itself. With others, ranks that adopt would keep the rest waiting.
+#: Formats whose files each rank reads for itself. With other formats, ranks that adopt would keep the rest waiting.
 _FORMATS = ("auto", "hf", "mistral", "npcache", "pt", "safetensors")
 #: Digits of the hash in a name, and the most characters of the model in it.
 _DIGITS, _LONGEST = 16, 64
@@ -41,7 +41,7 @@ _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 
 @register_model_loader("torch_memory_saver")
 class PublishedLoader(BaseModelLoader):  # type: ignore[misc]
-    """vLLM's interface to published weights. The loader of the files' format does what is not mentioned here."""
+    """vLLM's interface to published weights. The loader of the files' format does everything else."""
 
     def __init__(self, load_config: Any) -> None:
         super().__init__(load_config)

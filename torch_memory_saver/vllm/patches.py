@@ -1,4 +1,4 @@
-"""What the plug-in replaces in vLLM, as rows of the table of all replacements."""
+"""The functions of vLLM that the plug-in replaces, as rows of the table of all replacements (_patches.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The entry point that vLLM calls in each of its processes, and what it changes in vLLM.
+"""The entry point that vLLM calls in each of its processes, and the changes that it makes in vLLM.
 
 vLLM's registry of backends covers suspend and resume only. vLLM looks a backend up when an engine sleeps for the first time,
 long after it has allocated the engine's memory. No call of vLLM says before that which backend an engine selects. So one

@@ -26,7 +26,7 @@ def _all_but_channels(tensor: _Tensor) -> list[int]:
 
 
 def _per_channel(statistics: _Tensor, like: _Tensor) -> _Tensor:
-    """Statistics in a shape that can be combined with a tensor with channels."""
+    """Return statistics in a shape that can be combined with a tensor with channels."""
     return statistics.view([-1 if place == 1 else 1 for place in range(like.dim())])
 
 

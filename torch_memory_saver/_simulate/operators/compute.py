@@ -1,4 +1,4 @@
-"""Runs a CPU implementation so that it gives what CUDA's would: in other types, and with integers divided by zero."""
+"""Run a CPU implementation with the results of CUDA's: in other types, and with integers divided by zero."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _zeros(divisor: Any) -> torch.Tensor:
 
 
 def _divide(operator: Any, arguments: list[Any], keywords: dict[str, Any], by_zero: torch.Tensor) -> torch.Tensor:
-    """Divides integers. Where the divisor is zero, the quotient is a number with all bits set."""
+    """Divide integers. Where the divisor is zero, the quotient is a number with all bits set."""
     dividend, divisor, *others = arguments
     divisor = divisor.masked_fill(by_zero, 1) if isinstance(divisor, torch.Tensor) else 1
     quotients: torch.Tensor = operator(dividend, divisor, *others, **keywords)

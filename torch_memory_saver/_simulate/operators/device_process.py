@@ -1,4 +1,4 @@
-"""The device process: runs operators' CPU implementations on the memory of the simulated devices.
+"""The device process, which runs operators' CPU implementations on the memory of the simulated devices.
 
 It is forked from the program after torch was imported, and exits when its socket is closed. The messages are described in
 csrc/simulator/operators/channel.h. It maps the program's memory at its own addresses. A reservation of the program is one
@@ -84,7 +84,7 @@ class Memory:
         self._placed[address] = wanted
 
     def forget(self, start: int, file: int) -> None:
-        """Unmaps a range that the program has released, and unmaps and closes a file. 0 means none."""
+        """Unmap a range that the program has released, and unmap and close a file. 0 means none."""
         if start in self._ranges:
             self._drop_ranges(start, 1)
         if file in self._files:
@@ -338,8 +338,8 @@ def _receive(connection: socket.socket, size: int) -> bytearray:
 
 
 def _receive_message(connection: socket.socket) -> tuple[int, int, int, int, int]:
-    """Kind, count, size in bytes and random number of the next message, and the received file descriptor or -1. The caller
-    owns the descriptor."""
+    """Return kind, count, size in bytes and random number of the next message, and the received file descriptor or -1. The
+    caller owns the descriptor."""
     space = socket.CMSG_SPACE(array.array("i").itemsize)
     data, control, _, _ = connection.recvmsg(_MESSAGE.size, space)
     if not data:

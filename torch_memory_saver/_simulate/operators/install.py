@@ -1,4 +1,4 @@
-"""Replaces PyTorch's CUDA implementations, once, after torch was imported.
+"""Replace PyTorch's CUDA implementations, once, after torch was imported.
 
 torch.compile does not compile the implementations here together with the program's functions. The import of the compiler
 takes a second and is delayed until the program uses it.

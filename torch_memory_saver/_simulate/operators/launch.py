@@ -122,7 +122,7 @@ class Call:
             self.operands.append(workspace)
 
     def run(self, operation: Operation) -> None:
-        """Enqueues the operation on the current stream of the tensors' device.
+        """Enqueue the operation on the current stream of the tensors' device.
 
         Raises:
             RuntimeError: CUDA refuses the operation.
@@ -130,7 +130,7 @@ class Call:
         self._submit(lambda stream: (native.run(stream, operation.name, operation.pack(), self.operands, self.draw), b""))
 
     def ask(self, operation: Operation) -> Any:
-        """Enqueues the operation and waits for the answer, which it returns.
+        """Enqueue the operation and wait for the answer, which is returned.
 
         Raises:
             RuntimeError: CUDA refuses the operation.
@@ -284,7 +284,7 @@ def _take(
 def _enqueue(
     schema: _Schema, given: dict[str, Any], arguments: tuple[Any, ...], keywords: dict[str, Any], expected: Any
 ) -> Any:
-    """Enqueues an operator whose results are known in advance; returns the results.
+    """Enqueue an operator whose results are known in advance. Returns the results.
 
     Raises:
         DependsOnValues: A new result is not a tensor.
@@ -326,7 +326,7 @@ def _reach(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
 
 
 def _resize(outputs: list[Any], expected: Any) -> None:
-    """Resizes the out= tensors to the expected sizes. Warns if a tensor was not empty, as PyTorch does."""
+    """Resize the out= tensors to the expected sizes. Warns if a tensor was not empty, as PyTorch does."""
     wanted = expected if isinstance(expected, list) else [expected]
     if len(outputs) == 1 and isinstance(outputs[0], (list, tuple)):
         outputs = list(outputs[0])

@@ -90,12 +90,12 @@ def _operator(stream: int, name: str, request: bytes, operands: Sequence[Operand
 
 
 def run(stream: int, name: str, request: bytes, operands: Sequence[Operand], draw: Draw | None) -> CUresult:
-    """Enqueues a request on a stream of the current device, or captures it. Returns the CUresult. `name` is for messages."""
+    """Enqueue a request on a stream of the current device, or capture it. Returns the CUresult. `name` is for messages."""
     return int(_library.tms_sim_run_operator(ctypes.byref(_operator(stream, name, request, operands, draw))))
 
 
 def ask(stream: int, name: str, request: bytes, operands: Sequence[Operand], draw: Draw | None) -> tuple[CUresult, bytes]:
-    """Enqueues a request and waits for it. Returns the CUresult and the answer, which is empty after an error."""
+    """Enqueue a request and wait for it. Returns the CUresult and the answer, which is empty after an error."""
     answer = _Answer()
     description = _operator(stream, name, request, operands, draw)
     result = int(_library.tms_sim_ask_operator(ctypes.byref(description), ctypes.byref(answer)))
@@ -108,7 +108,7 @@ def ask(stream: int, name: str, request: bytes, operands: Sequence[Operand], dra
 
 
 def begin_draw() -> None:
-    """From now on this thread's launches of random kernels do not run. They become the draw of end_draw."""
+    """Record this thread's launches of random kernels from now on, as the draw of end_draw, in place of running them."""
     _library.tms_sim_begin_draw()
 
 
@@ -120,7 +120,7 @@ def end_draw() -> Draw | None:
 
 
 def set_manager(library: str, interface: int) -> None:
-    """Has messages about inaccessible memory name tags, which the core in this library knows."""
+    """Have messages about inaccessible memory name tags, which the core in this library knows."""
     get_api = ctypes.CDLL(library).tms_get_api
     get_api.restype = ctypes.c_void_p
     _library.tms_sim_set_manager(get_api(ctypes.c_uint32(interface)))

@@ -1,4 +1,4 @@
-"""A rehearsal of a call: runs the CPU implementation on stand-ins for the device tensors.
+"""The rehearsal of a call, which runs the CPU implementation on stand-ins for the device tensors.
 
 PyTorch's meta implementations make fewer checks than the operators: for instance, they accept more argument types.
 On the device this would be a stream error, after which the process can no longer use the device. A rehearsal finds the error

@@ -1,4 +1,4 @@
-"""Determines what an operator returns without running it: PyTorch's meta implementations compute shapes and types.
+"""Determine what an operator returns without running it: PyTorch's meta implementations compute shapes and types.
 
 They also make many of the operator's checks, with the same messages. A call takes 0.1 ms, so the results are cached. The key
 contains everything that they depend on.
@@ -39,7 +39,7 @@ class Doubted(Refused):
     """A rehearsal raised an error, the __cause__ of this one."""
 
     def __init__(self, key: Any, returned: Any, certain: bool) -> None:
-        """`certain`: the values of the stand-ins cannot be the reason. `returned`: what infer would have returned."""
+        """Set the fields. `certain`: the stand-ins' values cannot be the reason. `returned`: what infer would return."""
         super().__init__(key, returned)
         self.returned, self.certain = returned, certain
         self._key = key
@@ -117,8 +117,8 @@ def _key(value: Any) -> Any:
 
 
 def _overlaps(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
-    """For each tensor, the first tensor with the same storage and the offset in it; empty if no storage is shared. The key
-    includes this because operators refuse some overlaps."""
+    """Return for each tensor the first tensor with the same storage, and the offset in it; () if no storage is shared. The
+    key includes this because operators refuse some overlaps."""
     tensors = [each for each in (*arguments, *keywords.values()) if isinstance(each, torch.Tensor)]
     storages = [each.untyped_storage().data_ptr() for each in tensors]
     if len(set(storages)) == len(storages):
@@ -169,8 +169,8 @@ def _compute_with_outputs(operator: Any, arguments: tuple[Any, ...], keywords: d
 def _as_if_returned(
     operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], outputs: set[str], found: Any
 ) -> Any:
-    """`found`, the description of out= tensors that are resized, with the strides of new results: operators choose both
-    alike, but meta implementations lay out an out= tensor without gaps."""
+    """Return `found`, the description of out= tensors that are resized, with the strides of new results: operators choose
+    both alike, but meta implementations lay out an out= tensor without gaps."""
     other = functional(operator)
     if other is None:
         return found
@@ -219,8 +219,8 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _compute_of_lists(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Foreach operators have no meta implementations. The shapes of the results are those of the lists' tensors after
-    broadcasting. The types come from a run with one element of each tensor."""
+    """Return the results of a foreach operator, which has no meta implementation. Their shapes are those of the lists'
+    tensors after broadcasting. Their types come from a run with one element of each tensor."""
     small = operator(*to_one_element(arguments), **to_one_element(keywords))
     if small is None:  # an in-place operator
         return None

@@ -45,7 +45,8 @@ def install(replace: Callable[..., None]) -> None:
     compare = kernel_of(torch.ops.aten.equal.default)
 
     def equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-        """Two views of the same elements are equal without a look at them, so that a capture allows it."""
+        """Return whether the tensors are equal. Views of the same elements are not read, so that a capture allows the
+        call."""
         return _is_same_view(tensor, other) or bool(compare(tensor, other))
 
     replace("copy_", copy_)

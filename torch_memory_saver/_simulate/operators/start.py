@@ -1,4 +1,4 @@
-"""Starts the device process: a fork of this process right after the import of torch, when no other thread runs yet.
+"""Start the device process: a fork of this process right after the import of torch, when no other thread runs yet.
 
 A forked child of the program does not inherit the device process. Its first operator starts a new one, which serves on a
 thread of its own. The child may have computed on the CPU before: in the thread that forked, OpenMP would then wait for ever

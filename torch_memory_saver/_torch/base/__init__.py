@@ -1,1 +1,1 @@
-"""What needs no PyTorch: steps, the garbage collector, settings of regions in the native core."""
+"""Parts that need no PyTorch: steps, the garbage collector, settings of regions in the native core."""

@@ -1,7 +1,8 @@
 """Python's garbage collector during captures, and while a pause reads PyTorch's blocks.
 
 The collector may destroy a CUDA graph that is part of a reference cycle. During a capture the driver refuses that, and
-invalidates the capture (cudaGraphExecDestroy: "operation not permitted when stream is capturing"). So it does not run then.
+invalidates the capture (cudaGraphExecDestroy: "operation not permitted when stream is capturing"). So the collector does not
+run during captures.
 
 PyTorch describes each block by a dict. Thousands of them would start collections, which find nothing and cost more than the
 reading.
@@ -18,9 +19,9 @@ import os
 import threading
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.base.steps import OneUse
+from torch_memory_saver._torch.base.steps import SingleUseScope
 
-__all__ = ["collector_stopped"]
+__all__ = ["StoppedCollector"]
 
 #: A number of new objects that is never reached. No program has set it.
 _NEVER = 2_147_483_629
@@ -30,24 +31,24 @@ class _Collector:
     """The collector of this process, and the uses during which it does not run by itself."""
 
     def __init__(self) -> None:
-        self._uses: list[collector_stopped] = []
+        self._uses: list[StoppedCollector] = []
         self._thresholds = gc.get_threshold()
         self._lock = threading.RLock()
 
-    def stop(self, use: collector_stopped) -> None:
+    def stop(self, use: StoppedCollector) -> None:
         _core.within(self._lock, self._stop, use)
 
-    def start(self, use: collector_stopped) -> None:
+    def start(self, use: StoppedCollector) -> None:
         _core.within(self._lock, self._start, use)
 
-    def _stop(self, use: collector_stopped) -> None:
+    def _stop(self, use: StoppedCollector) -> None:
         self._uses.append(use)
         thresholds = gc.get_threshold()
         if thresholds[0] != _NEVER:
             self._thresholds = thresholds
             gc.set_threshold(_NEVER, *thresholds[1:])
 
-    def _start(self, use: collector_stopped) -> None:
+    def _start(self, use: StoppedCollector) -> None:
         if use in self._uses:
             self._uses.remove(use)
         if not self._uses and gc.get_threshold()[0] == _NEVER:  # else the program has set another number
@@ -65,9 +66,9 @@ _collector = _Collector()
 os.register_at_fork(after_in_child=_collector.after_fork_in_child)
 
 
-class collector_stopped(OneUse):
-    """A context manager: inside, the collector does not run by itself. Uses of several threads overlap, and may nest: after
-    the last one the collector runs as before."""
+class StoppedCollector(SingleUseScope):
+    """A context manager inside which the collector does not run by itself. Uses of several threads overlap, and may nest:
+    after the last one the collector runs as before."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()

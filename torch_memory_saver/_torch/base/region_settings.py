@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.base.steps import OneUse
+from torch_memory_saver._torch.base.steps import SingleUseScope
 from torch_memory_saver.options import RegionOptions
 
 __all__ = ["AnnouncedCapture", "RegionSettings", "enter_region", "has_announced_capture", "leave_region"]
@@ -41,8 +41,8 @@ def leave_region(ids: list[int]) -> None:
         _core.region_leave(region)
 
 
-class RegionSettings(OneUse):
-    """A context manager: inside, the options apply to this thread's allocations that no pool of PyTorch serves."""
+class RegionSettings(SingleUseScope):
+    """A context manager inside which the options apply to this thread's allocations that no pool of PyTorch serves."""
 
     def __init__(self, options: RegionOptions) -> None:
         self._options = options
@@ -55,7 +55,7 @@ class RegionSettings(OneUse):
         leave_region(self._ids)
 
 
-class AnnouncedCapture(OneUse):
+class AnnouncedCapture(SingleUseScope):
     """A context manager around a capture: announces it, and its end. The options are those of its memory, or None if it is
     not managed."""
 

@@ -1,23 +1,24 @@
-"""Steps and waits that a signal handler may interrupt without harm: what Ctrl-C can cost.
+"""Steps and waits that a signal handler may interrupt without harm.
 
-It costs nothing of regions, captures, and the saver's own state: a handler may raise between any two bytecodes, and what was
-begun is finished or undone. In the bookkeeping of pools it may cost an empty pool, some hundred bytes: one that was made and
-not yet noted, or one without memory that was about to be noted again. Where a pause or ``empty_cache()`` replaces the pools
-of a region that it is inside, it may cost a replaced pool: no region uses it again, and what is idle in it stays. So it is
-where a program takes pools over under a name of the C++ package. It leaves no lock held and no routing in force.
+A handler, such as that of Ctrl-C, may raise between any two bytecodes. Regions, captures and the saver's own state lose
+nothing: what was begun is finished or undone. No lock stays held, and no routing stays in force. Only pools may be lost:
+
+- an empty pool, some hundred bytes, that was made and not yet recorded, or that was about to be recorded again;
+- a replaced pool, where a pause or ``empty_cache()`` replaces the pools of a region that it is inside, or a program takes
+  pools over under a name of the C++ package. No region uses the pool again, and its idle memory stays.
 
 Python runs signal handlers between bytecodes. A change that must not be separated from its record is therefore one call of C
 code (``_core.record_each`` and ``_core.move``), which itself calls C code only, such as the functions of PyTorch and of the
 native core. After an exception the record says whether the change was made, and the step can be repeated.
 
-``_core.Scope`` (csrc/python/scope.c) repeats them: context managers that must not be left half-way derive from it.
+``_core.Scope`` (csrc/python/scope.c) repeats such steps. Context managers that must not be left half-way derive from it.
 
 A lock that a signal handler must not leave held is taken by ``_core.within``, also in the bookkeeping of pools. ``with
 lock:`` is not enough: Python 3.14 runs handlers after the acquisition and before the block, which then releases nothing
 (CPython issue 148874).
 
-A thread that waits for another one holds no lock (:class:`Notifier`), in contrast to that of a condition variable: a signal
-handler that raises ends the wait and leaves nothing locked. The caller protects the state that its condition reads.
+A thread that waits for another one holds no lock (:class:`Notifier`), unlike a thread that waits for a condition variable. A
+signal handler that raises ends the wait and leaves nothing locked. The caller protects the state that its condition reads.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from typing import Any
 
 from torch_memory_saver import _core
 
-__all__ = ["Entered", "Notifier", "OneUse", "call_each"]
+__all__ = ["InterruptSafeExitStack", "Notifier", "SingleUseScope", "call_each"]
 
 
-class OneUse(_core.Scope):
+class SingleUseScope(_core.Scope):
     """The base class of context managers whose object is entered once."""
 
     def _begin(self) -> Any:
@@ -66,7 +67,7 @@ def call_each(steps: Iterator[partial[Any]]) -> None:
     deque(map(partial.__call__, steps), maxlen=0)
 
 
-class Entered:
+class InterruptSafeExitStack:
     """Context managers that were entered and are left together, as contextlib.ExitStack does. A signal handler that raises
     leaves none of them in force."""
 
@@ -98,7 +99,7 @@ class Entered:
 
 
 class Notifier:
-    """Wakes the threads that wait for a change. Any thread."""
+    """A notifier of changes, which wakes the threads that wait for one. Any thread may call."""
 
     def __init__(self) -> None:
         self._waiting: list[SimpleQueue[None]] = []

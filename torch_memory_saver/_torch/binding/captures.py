@@ -1,7 +1,7 @@
-"""Reports the captures of torch.cuda.graph and similar functions to the native core.
+"""Report the captures of torch.cuda.graph and similar functions to the native core.
 
-In preload mode the interposed runtime calls do that. In torch mode PyTorch calls the runtime directly. So the functions by
-which PyTorch's Python code begins and ends a capture are wrapped, once, at the first use of this package:
+In preload mode the interposed runtime calls report them. In torch mode PyTorch calls the runtime directly. So the functions
+by which PyTorch's Python code begins and ends a capture are wrapped, once, at the first use of this package:
 ``torch.cuda.graph``, ``make_graphed_callables``, ``torch.compile``'s CUDA graphs and ``CUDAGraph.capture_begin`` all call
 them. They belong to the native base class of ``torch.cuda.CUDAGraph``, so signatures and documentation of the public classes
 stay unchanged, and subclasses are covered. PyTorch's behaviour changes only in one respect: the begin of a capture waits for
@@ -11,8 +11,8 @@ A capture is visible from before its begin until its end has succeeded, or its s
 resetting a graph does not end its capture.
 
 In both modes the begin also takes :data:`capture_gate`, until the capture is visible. A capture of ``cuda_graph()`` is
-announced there as well (:func:`announcing`), and not earlier: before it calls ``capture_begin``, ``torch.cuda.graph``
-synchronizes, collects garbage and empties caches, which may take long and is no capture.
+announced there as well (:class:`CaptureAnnouncement`), and not earlier: before it calls ``capture_begin``,
+``torch.cuda.graph`` synchronizes, collects garbage and empties caches, which may take long and is no capture.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from typing import Any
 from torch_memory_saver import _core
 from torch_memory_saver._patches import is_replaced, replace
 from torch_memory_saver._torch.base.region_settings import AnnouncedCapture, has_announced_capture
-from torch_memory_saver._torch.base.steps import OneUse
+from torch_memory_saver._torch.base.steps import SingleUseScope
 from torch_memory_saver.errors import ForkedProcessError
 
 __all__ = [
+    "CaptureAnnouncement",
     "CaptureGate",
     "announce_capture",
-    "announcing",
     "before_capture",
     "capture_gate",
     "pool_checks",
@@ -91,9 +91,9 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-class announcing(OneUse):
-    """A context manager: inside, the first capture that this thread begins calls `announce` just before. If that raises, the
-    capture does not begin."""
+class CaptureAnnouncement(SingleUseScope):
+    """A context manager inside which the first capture that this thread begins calls `announce` before it begins. If that
+    raises, the capture does not begin."""
 
     def __init__(self, announce: Callable[[], object]) -> None:
         self._announce = announce
@@ -107,13 +107,13 @@ class announcing(OneUse):
 
 
 def announce_capture() -> None:
-    """Announce the capture that this thread is about to begin, if :func:`announcing` asks for it."""
+    """Announce the capture that this thread is about to begin, if :class:`CaptureAnnouncement` asks for it."""
     announce, _thread.announce = _thread.announce, None
     if announce is not None:
         announce()
 
 
-class _Begin(OneUse):
+class _Begin(SingleUseScope):
     """The begin of a capture that is reported to the native core. If it fails, or a signal handler raises, the report is
     withdrawn, unless the capture goes on. `note` is called with the core's number of a capture that goes on, or with 0 if
     the core has no room for it.
@@ -149,7 +149,7 @@ class _Begin(OneUse):
                     self._note(identity)
 
 
-class _End(OneUse):
+class _End(SingleUseScope):
     """The end of a graph's capture. It is reported to the native core, unless it fails and the capture goes on.
     `under_way` maps each graph to the core's number of its capture."""
 

@@ -2,9 +2,9 @@
 
 PyTorch lists a range of an expandable segment that is mapped without gaps as one segment. Each piece of it (2 or 20 MiB)
 that is managed is an allocation of its own. Everywhere else in this package, a segment is one managed allocation or ordinary
-memory. So the list is cut: at the borders of managed allocations, blocks included.
+memory. So the list, with its blocks, is cut at the borders of managed allocations.
 
-No state. Any thread.
+This module has no state. Any thread may call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recording of PyTorch's allocations with their call stacks, so that a snapshot says what allocated each block.
+"""Record PyTorch's allocations with their call stacks, so that a snapshot says what allocated each block.
 
 PyTorch's function ``torch.cuda.memory._record_memory_history`` is private and differs between releases. What a release
 accepts is read from the function itself, so a release that this package does not know is called with the arguments that it
@@ -37,7 +37,7 @@ _FEWEST_ENTRIES_OF_2_0 = 1
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be recorded: the arguments of :func:`torch_memory_saver.observe.memory.record_history`."""
+    """The settings of a recording: the arguments of :func:`torch_memory_saver.observe.memory.record_history`."""
 
     mode: str
     context: str
@@ -271,7 +271,7 @@ def may_have_native_frames(torch: Any) -> bool:
 
 
 def _function_of(torch: Any) -> tuple[Any, tuple[str, ...]]:
-    """torch's function, and the names of the arguments that it accepts."""
+    """Return torch's function, and the names of the arguments that it accepts."""
     function = getattr(torch.cuda.memory, "_record_memory_history", None)
     if function is None:
         raise TorchUnavailableError(

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from torch_memory_saver import _core
 from torch_memory_saver._patches import replace
-from torch_memory_saver._torch.base.steps import OneUse, call_each
+from torch_memory_saver._torch.base.steps import SingleUseScope, call_each
 from torch_memory_saver._torch.binding.captures import watch_captures
 from torch_memory_saver._torch.binding.expandable_segments import cut
 from torch_memory_saver._torch.binding.releases import OLDEST, is_too_old, version_of, warn_if_untested
@@ -203,7 +203,7 @@ class TorchCuda:
         memory_pool = kind.__new__(kind)
         leak_reference(memory_pool)
         self._making.pool = memory_pool
-        _core.within(self.on_device(device), functools.partial(memory_pool.__init__, *arguments))
+        _core.within(self.on_device(device), memory_pool.__init__, *arguments)
         self._making.pool = None
         return memory_pool
 
@@ -244,9 +244,9 @@ class TorchCuda:
         with managed settings in force: the native core warns of our allocator outside regions. If nothing else uses the
         pool, the next emptying removes it."""
         routing = Routing(self, [(device, pool)])
-        probe = functools.partial(_core.within, self.on_device(device), self._allocates_managed)
         try:
-            return _core.within(Routed(routing), probe)
+            managed: bool = _core.within(Routed(routing), _core.within, self.on_device(device), self._allocates_managed)
+            return managed
         except RuntimeError:
             if routing.has_begun:
                 raise
@@ -389,7 +389,7 @@ class Routing:
         call_each(self._steps)
 
 
-class Routed(OneUse):
+class Routed(SingleUseScope):
     """The context manager of :meth:`TorchCuda.routed`."""
 
     def __init__(self, routing: Routing) -> None:
@@ -402,7 +402,7 @@ class Routed(OneUse):
         self._routing.end()
 
 
-class OnDevice(OneUse):
+class OnDevice(SingleUseScope):
     """The context manager of :meth:`TorchCuda.on_device`."""
 
     def __init__(self, torch: TorchCuda, device: int) -> None:
@@ -420,7 +420,7 @@ class OnDevice(OneUse):
 
 
 def _make_allocator(torch: Any, allocate: str, free: str) -> Any:
-    """torch's object for two functions of the native core. Never freed: torch calls it for segments that outlive it."""
+    """Make torch's object for two functions of the native core. Never freed: torch calls it for segments that outlive it."""
     allocator = torch.cuda.memory.CUDAPluggableAllocator(_core.library_path, allocate, free)
     leak_reference(allocator)
     return allocator
@@ -511,7 +511,7 @@ def _initialize_cuda(torch: Any) -> None:
 
 
 def after_fork_in_child() -> None:
-    """Forgets the parent's torch.cuda, which a forked child cannot use. The next use raises an error with the reason."""
+    """Forget the parent's torch.cuda, which a forked child cannot use. The next use raises an error with the reason."""
     global _torch_cuda
     _torch_cuda = None
 
@@ -549,7 +549,7 @@ def leak_reference(thing: object) -> None:
 
 
 def drop_reference(thing: object) -> None:
-    """Undoes :func:`leak_reference`."""
+    """Undo :func:`leak_reference`."""
     ctypes.pythonapi.Py_DecRef(ctypes.py_object(thing))
 
 

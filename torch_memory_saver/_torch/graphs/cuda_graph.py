@@ -5,7 +5,7 @@ A capture uses the pool of the program's token, which torch owns, if torch's all
 - preloaded, in any pool: inside the capture a region's settings are in force, and torch calls our functions in place of
   cudaMalloc and, for expandable segments, of the driver's virtual memory management;
 - otherwise in a pool with our allocator. torch makes the pool of a bare token (``graph_pool_handle()``) at its first use,
-  and no allocator can be attached to it. Whether a pool has ours is seen by its segments, or by an allocation.
+  and no allocator can be attached to it. The segments of a pool, or an allocation in it, show whether it has ours.
 
 Otherwise a capture uses a pool of this package: a new one without a token, else the one that the token was mapped to at its
 first use with these options and this device. Only a program that routes to the token itself can detect that. Such a pool
@@ -14,15 +14,14 @@ of one tag and one kind of backup, because graphs of one pool use each other's i
 
 CUDA may invalidate a capture, for instance because the program waited for the device in it. ``torch.cuda.graph`` then fails
 in its exit, before it has restored everything (seen up to 2.14): the capture's stream stays current, the pool stays routed
-and is never released, and random numbers fail with "Offset increment outside graph capture". :func:`clean_up` does what is
-missing.
+and is never released, and random numbers fail with "Offset increment outside graph capture". :func:`clean_up` restores the
+rest.
 
 The functions about tokens and the clean-up call torch, so they are called with no lock held.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
@@ -35,9 +34,9 @@ from typing import Any, NamedTuple
 from torch_memory_saver import _core
 from torch_memory_saver._text import binary_size
 from torch_memory_saver._torch.base import region_settings
-from torch_memory_saver._torch.base.collector import collector_stopped
-from torch_memory_saver._torch.base.steps import Entered, call_each
-from torch_memory_saver._torch.binding.captures import announcing
+from torch_memory_saver._torch.base.collector import StoppedCollector
+from torch_memory_saver._torch.base.steps import InterruptSafeExitStack, call_each
+from torch_memory_saver._torch.binding.captures import CaptureAnnouncement
 from torch_memory_saver._torch.binding.layer import DEFAULT_POOL, PoolId, TorchCuda, eager_methods, pool_of
 from torch_memory_saver._torch.graphs.kept_objects import BlasWorkspaces
 from torch_memory_saver._torch.memory.store import PoolStore
@@ -127,8 +126,8 @@ class GraphPools:
         Raises:
             InvalidStateError: The token's pool already holds memory that is not managed, or is paused.
         """
-        epoch = _core.tag_info(key.options.tag).epoch  # before the look at the token's segments
-        shared, is_ours = _core.within(self._lock, self._join, (token, key, capture))
+        epoch = _core.tag_info(key.options.tag).epoch  # before the token's segments are read
+        shared, is_ours = _core.within(self._lock, self._join, token, key, capture)
         if shared is None:
             if token is not None and not is_ours and names_pool_to_use(torch, token, key):
                 capture.pool = _CapturePool(token, epoch)
@@ -137,10 +136,9 @@ class GraphPools:
         self.check_resident(torch, shared, key.options.tag)
         return shared
 
-    def _join(self, wanted: tuple[PoolId | None, Key, _Capture]) -> tuple[_SharedPool | None, bool]:
+    def _join(self, token: PoolId | None, key: Key, capture: _Capture) -> tuple[_SharedPool | None, bool]:
         """Make a capture a user of the pool that there is for its token. Return the pool, or None, and whether the token is
         the id of a pool of this package. The caller holds the lock."""
-        token, key, capture = wanted
         shared = self._find(token, key)
         if shared is not None:
             capture.pool = shared
@@ -177,15 +175,14 @@ class GraphPools:
     def _create(self, torch: TorchCuda, token: PoolId | None, key: Key, epoch: int, capture: _Capture) -> _SharedPool:
         pool = self._store.idle_pools.make_pool(torch, key)
         made = _SharedPool(pool, token, epoch)
-        shared = _core.within(self._lock, self._add, (made, capture))
+        shared = _core.within(self._lock, self._add, made, capture)
         if shared is not made:
             self._store.idle_pools.retire(torch, pool)
         return shared
 
-    def _add(self, wanted: tuple[_SharedPool, _Capture]) -> _SharedPool:
+    def _add(self, made: _SharedPool, capture: _Capture) -> _SharedPool:
         """Add a new pool, and make a capture its user, unless another thread has added one for the token. Return the pool
         that the capture uses. The caller holds the lock."""
-        made, capture = wanted
         token, key = made.token, made.pool.key
         other = self._find(token, key)
         shared = made if other is None else other
@@ -212,12 +209,11 @@ class GraphPools:
         repeated."""
         if not isinstance(shared, _SharedPool):
             return
-        if _core.within(self._lock, self._remove_user, (shared, user)):
+        if _core.within(self._lock, self._remove_user, shared, user):
             self._store.idle_pools.retire_later(shared.pool)
 
-    def _remove_user(self, wanted: tuple[_SharedPool, object]) -> bool:
+    def _remove_user(self, shared: _SharedPool, user: object) -> bool:
         """Remove a user. The last one takes the pool with it. Return whether it did. The caller holds the lock."""
-        shared, user = wanted
         shared.users.discard(user)
         if shared.users or self._by_id.pop(shared.pool.id, None) is None:
             return False
@@ -229,10 +225,10 @@ class GraphPools:
         """Keep the pool for the user until the captured graph ends. May be repeated."""
         if not isinstance(shared, _SharedPool):
             return
-        # Not at exit: the pool's reference is leaked.
+        # The finalizer does not run at exit, because the pool's reference is leaked.
         weakref.finalize(graph, self.release, shared, user).atexit = False
 
-    def look_at(self, torch: TorchCuda, token: PoolId) -> None:
+    def warn_of_unmanaged(self, torch: TorchCuda, token: PoolId) -> None:
         """Warn of memory that a pause cannot release. To be called in preload mode, after a capture into the pool of a
         program's token."""
         ordinary = 0 if token in self._warned else bytes_not_managed(torch, token)
@@ -256,7 +252,8 @@ class GraphPools:
 
 
 class _Capture:
-    """One capture: what has been begun for it, so that a signal handler that raises leaves none of it in force.
+    """The record of a capture: everything that was begun for it, so that a signal handler that raises leaves nothing in
+    force.
 
     Attributes:
         device: The device of the capture.
@@ -277,7 +274,7 @@ class _Capture:
         self.graph_has_begun = False
         self.last_resort: Iterator[partial[Any]] | None = None
         self.is_over = False
-        self.entered = Entered()
+        self.entered = InterruptSafeExitStack()
 
     def begin_graph(self, graph: Any) -> None:
         """Enter torch.cuda.graph. If that fails, its exit is not called. Context managers that its entry enters are left
@@ -312,7 +309,7 @@ class GraphCapture(_core.Scope, FunctionDecorator):
         self._stream = stream
         self._capture_error_mode = capture_error_mode
         self._options = options
-        self._captures: list[_Capture] = []  # those that have begun and not ended
+        self._captures: list[_Capture] = []  # captures that have begun and not ended
 
     def __repr__(self) -> str:
         return f"<cuda_graph(tag={self._options.tag!r}), {'entered' if self._captures else 'not entered'}>"
@@ -332,7 +329,7 @@ class GraphCapture(_core.Scope, FunctionDecorator):
     def _enter(self, capture: _Capture) -> None:
         torch, device = self._torch, capture.device
         _warn_of_nccl(self._pools)
-        self._store.watch.begin_capture(torch)
+        self._store.outside_memory.begin_capture(torch)
         # torch empties its cache before a capture, but that has no effect while this thread is in a region.
         self._store.empty_cache(torch)
         key = Key(self._options, device)
@@ -341,8 +338,8 @@ class GraphCapture(_core.Scope, FunctionDecorator):
         # generator, for all later graphs, which must not be paused with any tag.
         capture.entered.enter(self._store.regions.routing_suspended(torch))
         pool = self._pools.acquire(torch, self._token, key, capture)
-        # Not managed: allocations outside the pool are ordinary. Allocations of a pool with this package's allocator use
-        # these settings in any case.
+        # These settings are unmanaged, so allocations outside the pool are ordinary memory. Allocations of a pool with this
+        # package's allocator use these settings in any case.
         capture.entered.enter(region_settings.RegionSettings(self._options.unmanaged()))
         capture.outer_stream = torch.torch.cuda.current_stream()
         graph = torch.torch.cuda.graph(self._graph, pool=pool.id, stream=stream, capture_error_mode=self._capture_error_mode)
@@ -354,11 +351,11 @@ class GraphCapture(_core.Scope, FunctionDecorator):
             self._workspaces.make_again(torch, device)
 
         def begin() -> None:
-            capture.entered.enter(collector_stopped())
+            capture.entered.enter(StoppedCollector())
             capture.begin_graph(graph)
 
         renewed = self._workspaces.renewed(torch, graph.capture_stream)
-        _core.within(renewed, functools.partial(_core.within, announcing(announce), begin))
+        _core.within(renewed, _core.within, CaptureAnnouncement(announce), begin)
         if _core.preloaded and not isinstance(pool, _SharedPool):
             # torch calls cudaMalloc for such a pool, which uses the settings of its thread.
             capture.entered.enter(torch.autograd_on_this_thread())
@@ -395,7 +392,7 @@ class GraphCapture(_core.Scope, FunctionDecorator):
     def _left(self, capture: _Capture, exception: BaseException | None) -> None:
         assert capture.pool is not None
         if _core.preloaded and not isinstance(capture.pool, _SharedPool):
-            self._pools.look_at(self._torch, capture.pool.id)
+            self._pools.warn_of_unmanaged(self._torch, capture.pool.id)
         error = replaced_error(exception, self._token, capture.pool.id)
         if error is not None:
             raise error from exception
@@ -410,7 +407,7 @@ def _is_capturing(torch: TorchCuda) -> bool:
 
 
 def _warn_of_nccl(pools: GraphPools) -> None:
-    """Warns once if collectives in this graph may keep references to physical memory that a pause releases."""
+    """Warn once if collectives in this graph may keep references to physical memory that a pause releases."""
     if pools.warned_of_nccl or os.environ.get("NCCL_GRAPH_REGISTER") == "0":
         return
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
@@ -426,7 +423,7 @@ def _warn_of_nccl(pools: GraphPools) -> None:
 
 
 def check_token(token: object) -> PoolId | None:
-    """torch's token of a pool (a pair of ints), or None."""
+    """Return torch's token of a pool (a pair of ints), or None."""
     if token is None:
         return None
     if isinstance(token, (tuple, list)) and len(token) == 2 and all(isinstance(part, int) for part in token):
@@ -455,13 +452,13 @@ def names_pool_to_use(torch: TorchCuda, token: PoolId, key: Key) -> bool:
                 tag=options.tag,
             )
         if not found:
-            probe = functools.partial(torch.has_our_allocator, token, key.device)
-            return _core.within(region_settings.RegionSettings(options), probe)
+            settings = region_settings.RegionSettings(options)
+            return _core.within(settings, torch.has_our_allocator, token, key.device)
     return all(row.tag == options.tag and row.backup == options.backup for row in managed)
 
 
 def bytes_not_managed(torch: TorchCuda, token: PoolId) -> int:
-    """Bytes of ordinary memory in the token's pool."""
+    """Return the bytes of ordinary memory in the token's pool."""
     return sum(int(row["total_size"]) for row in torch.segments(token) if _core.find(row["address"]) is None)
 
 
@@ -486,7 +483,7 @@ def replaced_error(exception: BaseException | None, token: PoolId | None, used: 
 
 
 def clean_up(torch: TorchCuda, device: int, pool: PoolId, stream: Any) -> None:
-    """Restore what a failed ``torch.cuda.graph`` has left. Does nothing where PyTorch has done it.
+    """Restore what a failed ``torch.cuda.graph`` has left. Does nothing if PyTorch has done it.
 
     Args:
         torch: PyTorch.

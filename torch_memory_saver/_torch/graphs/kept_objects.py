@@ -1,24 +1,24 @@
 """The objects that PyTorch keeps and shares between the memory of all tags, and ordinary memory that is used for nothing
 else.
 
-PyTorch allocates such an object from whatever pool is in force on the thread when it is first needed. Here this thread
+PyTorch allocates such an object from the pool that is in force on the thread when it is first needed. Here this thread
 allocates from a pool of ordinary memory, whether it is in a region or not, and whether ``TMS_INIT_ENABLE`` manages PyTorch's
 own pool or not. These pools are never retired. So PyTorch neither gives their free blocks back to the driver nor hands them
 out for anything else: the addresses of an object that was freed stay valid, which captured graphs rely on.
 
-A pool is routed by one thread at a time. Threads that need one at the same time use different pools. No lock: a list of idle
-pools changes by single operations.
+A pool is routed by one thread at a time. Threads that need one at the same time use different pools. There is no lock: a
+list of idle pools changes by single operations.
 
 **The workspaces of cuBLAS.** PyTorch has a workspace for each thread and stream that has multiplied matrices, and a smaller
-one for cuBLASLt. It allocates them at the first use, from whatever pool is in force then, and keeps them. One that was
-allocated inside a region lies in the memory of the region's tag. After a pause of the tag, the next product of that thread
-on that stream would be an illegal access, which loses the context, although the program uses no memory of the tag. PyTorch
-does not report where workspaces lie, and can only free all of them at once. So there are two rules:
+one for cuBLASLt. It allocates them at the first use, from the pool that is in force then, and keeps them. A workspace that
+was allocated inside a region lies in the memory of the region's tag. After a pause of the tag, the next product of that
+thread on that stream would be an illegal access, which loses the context, although the program uses no memory of the tag.
+PyTorch does not report where workspaces lie, and can only free all of them at once. So there are two rules:
 
 1. **A pause frees the workspaces** if one may lie in memory that it is about to unmap: a live block there has the size of a
-   workspace. (It may as well be a tensor. Then nothing there becomes free, and nothing is lost but an allocation.) What
-   became free on the current stream is made again in ordinary memory at once. Any other workspace is made by PyTorch at the
-   next use of its thread and stream.
+   workspace. (It may as well be a tensor. Then nothing there becomes free, and nothing is lost but an allocation.) The
+   workspaces of the current stream are made again in ordinary memory at once. PyTorch makes any other workspace at the next
+   use of its thread and stream.
 2. **A capture begins with new workspaces**, because a captured graph keeps the address of the workspace that it uses, and
    PyTorch does not know of that. All are freed, and those of the capture's stream are made in a pool that is used for
    nothing else: for the capturing thread and, where gradients are enabled, for autograd's. If a pause frees them, their
@@ -28,9 +28,9 @@ does not report where workspaces lie, and can only free all of them at once. So 
 
 So freeing workspaces never takes memory from a graph, and a graph whose own memory is resident can be replayed while
 anything else is paused. The exception are graphs captured before this package was first used, to which the second rule did
-not apply. While one of them lives, no workspace is freed, neither by a pause nor by a capture, and after a capture meanwhile
-none ever. If a pause then finds a block of the size of a workspace, it logs a warning: it cannot know whether the block is
-one, so it does not fail.
+not apply. While one of them lives, neither a pause nor a capture frees a workspace. If another graph is captured meanwhile,
+no workspace is ever freed again. If a pause then finds a block of the size of a workspace, it logs a warning: it cannot know
+whether the block is one, so it does not fail.
 
 A thread that never used cuBLAS does not initialise it here. Entering a region costs nothing. A pause looks only where a
 region of its tags was entered since the last one (Regions.take_entered), or where PyTorch's own pool is managed. This
@@ -68,7 +68,7 @@ from typing import Any
 from torch_memory_saver import _core
 from torch_memory_saver._patches import note_operator
 from torch_memory_saver._torch.base import region_settings
-from torch_memory_saver._torch.base.steps import Entered, OneUse
+from torch_memory_saver._torch.base.steps import InterruptSafeExitStack, SingleUseScope
 from torch_memory_saver._torch.binding.layer import TorchCuda, devices_in_use, eager, in_use
 from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver._torch.records.pool import Key, Pool
@@ -101,7 +101,7 @@ class OrdinaryPools:
         self._idle: dict[int, list[Pool]] = {}
 
     def after_fork_in_child(self) -> None:
-        """Forgets the parent's pools, which a forked child cannot use."""
+        """Forget the parent's pools, which a forked child cannot use."""
         self._idle = {}
 
     def routed(self, torch: TorchCuda, device: int) -> _OutsideRegions:
@@ -110,7 +110,7 @@ class OrdinaryPools:
         return _OutsideRegions(self._store, self._idle.setdefault(device, []), torch, device)
 
 
-class _OutsideRegions(OneUse):
+class _OutsideRegions(SingleUseScope):
     """The context manager of :meth:`OrdinaryPools.routed`. `idle` are the pools of the device that no thread uses."""
 
     def __init__(self, store: PoolStore, idle: list[Pool], torch: TorchCuda, device: int) -> None:
@@ -119,11 +119,11 @@ class _OutsideRegions(OneUse):
         self._torch = torch
         self._device = device
         self._taken: list[Pool] = []
-        self._entered = Entered()
+        self._entered = InterruptSafeExitStack()
 
     def _begin(self) -> None:
         torch, device = self._torch, self._device
-        self._store.watch.note_ordinary()
+        self._store.outside_memory.note_ordinary()
         try:
             _core.move(self._idle, self._taken)
         except IndexError:
@@ -196,8 +196,8 @@ class BlasWorkspaces:
             logger.debug("the capture makes its workspaces of cuBLAS itself: %s", error)
 
     def renewed(self, torch: TorchCuda, stream: Any) -> _Renewed:
-        """Renew the workspaces for a capture on `stream` that begins inside. They are made even if PyTorch has none, so that
-        none lies in the graph's pool."""
+        """Return a context manager that renews the workspaces for a capture on `stream` that begins inside. They are made
+        even if PyTorch has none, so that none lies in the graph's pool."""
         return _Renewed(self, torch, stream)
 
     def make_again(self, torch: TorchCuda, device: int) -> None:
@@ -220,8 +220,8 @@ class BlasWorkspaces:
             _call_in_backward(torch.torch, device, lambda: self._make(torch, device))
 
     def _make(self, torch: TorchCuda, device: int) -> None:
-        """Make the workspace of this thread and its current stream, unless PyTorch has it. Where that fails, PyTorch makes
-        it at its next use."""
+        """Make the workspace of this thread and its current stream, unless PyTorch has it. If that fails, PyTorch makes it
+        at its next use."""
         try:
             if not _has_workspaces(torch):
                 torch.torch.cuda.current_blas_handle()
@@ -309,7 +309,7 @@ def _call_in_backward(torch: Any, device: int, call: Callable[[], None]) -> None
     torch.autograd.grad(InBackward.apply(nothing), nothing, nothing.detach())
 
 
-class _Renewed(OneUse):
+class _Renewed(SingleUseScope):
     """The context manager of :meth:`BlasWorkspaces.renewed`."""
 
     def __init__(self, workspaces: BlasWorkspaces, torch: TorchCuda, stream: Any) -> None:
@@ -327,7 +327,7 @@ class _Renewed(OneUse):
         self._workspaces._local.renewed = False
 
 
-class _StateForCapture(OneUse):
+class _StateForCapture(SingleUseScope):
     """A context manager inside which a capture is to begin, so that the state of the device's generator for it is allocated
     in ordinary memory: when the capture begins or, if PyTorch waits for the first random number, right afterwards."""
 
@@ -335,7 +335,7 @@ class _StateForCapture(OneUse):
         self._outside = outside
         self._torch = torch
         self._generator = generator
-        self._entered = Entered()
+        self._entered = InterruptSafeExitStack()
 
     def _begin(self) -> None:
         self._entered.enter(self._outside)

@@ -1,1 +1,1 @@
-"""What gives memory back at pauses, resumes, ends of regions and empty_cache(), and what lists live blocks."""
+"""Release memory at pauses, resumes, ends of regions and empty_cache(), and list live blocks."""

@@ -35,7 +35,7 @@ from typing import Any
 from torch_memory_saver import _core
 from torch_memory_saver._patches import is_replaced, replace
 from torch_memory_saver._text import binary_size
-from torch_memory_saver._torch.base.collector import collector_stopped
+from torch_memory_saver._torch.base.collector import StoppedCollector
 from torch_memory_saver._torch.binding.captures import capture_gate
 from torch_memory_saver._torch.binding.layer import DEFAULT_POOL, PoolId, TorchCuda, drop_reference, leak_reference, pool_of
 from torch_memory_saver._torch.pools.fill import has_idle_segment
@@ -65,7 +65,7 @@ class DefaultPool:
 
     def prepare(self, torch: TorchCuda, tags: Tags) -> int:
         """Prepare a pause of `tags` that is about to begin. Return the paused bytes that torch may hand out nevertheless."""
-        with collector_stopped():
+        with StoppedCollector():
             segments = torch.segments()
         free = self._free_bytes(segments, tags)
         covered = self._substitutes.begin(torch, free)

@@ -1,5 +1,5 @@
-"""The live blocks of PyTorch's allocator in managed memory: now, so that a pause copies only these, and at the begin of a
-resume, for check_fresh().
+"""List the live blocks of PyTorch's allocator in managed memory: before a pause, which copies only these, and at the begin
+of a resume, for check_fresh().
 
 torch keeps freed blocks in its segments for reuse: their contents are dead. Blocks are left out only in segments whose
 blocks torch reports correctly: those of its default pool, and of pools that only region() has used. torch reports blocks
@@ -8,10 +8,10 @@ torch does not list.
 
 A block that is allocated after a resume reuses memory that the resume has filled, and may never be written: it is no
 leftover of the pause. PyTorch does not number its blocks, so a block counts as the one that was live then if it has the
-same address and size. One that was freed and allocated again in between at the same place cannot be told apart.
+same address and size. A block that was freed and allocated again at the same place cannot be distinguished from it.
 
-Owns the record of resumes, which exists for memory that was resumed while guard mode was on. Any thread; the lock guards the
-record only, and nothing of torch is called with it held.
+Owns the record of resumes, which exists for memory that was resumed while guard mode was on. Any thread may call. The lock
+guards the record only, and nothing of torch is called with it held.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.base.collector import collector_stopped
+from torch_memory_saver._torch.base.collector import StoppedCollector
 from torch_memory_saver._torch.binding.layer import DEFAULT_POOL, PoolId, TorchCuda
 from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver._torch.records.tags import Tags, selects
@@ -64,7 +64,7 @@ def live_finder(
     found = torch
 
     def find() -> Live | None:
-        with collector_stopped():
+        with StoppedCollector():
             return _find_live(found, store, tags, every_backup)
 
     return find

@@ -14,8 +14,8 @@ import functools
 from collections.abc import Callable, Collection
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.base.collector import collector_stopped
-from torch_memory_saver._torch.base.steps import OneUse
+from torch_memory_saver._torch.base.collector import StoppedCollector
+from torch_memory_saver._torch.base.steps import SingleUseScope
 from torch_memory_saver._torch.binding.layer import DEFAULT_POOL, PoolId, TorchCuda, devices_in_use
 from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver._torch.pools.fill import has_idle_segment_at
@@ -23,10 +23,10 @@ from torch_memory_saver._torch.pools.retirement import must_not_free
 from torch_memory_saver._torch.records.frames import Frame, Pause
 from torch_memory_saver._torch.records.tags import Tags, selects
 
-__all__ = ["await_regions", "pausing"]
+__all__ = ["PausePreparation", "await_regions"]
 
 
-class pausing(OneUse):
+class PausePreparation(SingleUseScope):
     """A context manager that surrounds the native pause. Its result is a function to call after a pause that left memory
     paused. It waits for other threads that are inside a region of one of the tags, until `deadline`, in seconds of
     :func:`time.monotonic`. Regions that follow others end then, unless the pause `only_waits`. `free_caches` is called
@@ -56,7 +56,7 @@ class pausing(OneUse):
         self._store.regions.begin_pause(self._pause, self._deadline)
         if self._torch is None:
             return lambda: None
-        with collector_stopped():
+        with StoppedCollector():
             if not must_not_free(self._torch):
                 self._free_caches(self._torch)
                 _return_idle_segments(self._store, self._torch, tags)
@@ -67,13 +67,13 @@ class pausing(OneUse):
 
 
 def await_regions(store: PoolStore, tags: Tags, deadline: float) -> None:
-    """Wait for other threads that are inside a region of one of the tags, as :func:`pausing` does, before anything else
-    of a pause happens.
+    """Wait for other threads that are inside a region of one of the tags, as :class:`PausePreparation` does, before
+    anything else of a pause happens.
 
     Raises:
         InvalidStateError: A thread is still inside such a region.
     """
-    with pausing(store, None, tags, deadline, only_waits=True):
+    with PausePreparation(store, None, tags, deadline, only_waits=True):
         pass
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from torch_memory_saver import _core
 from torch_memory_saver._text import binary_size, with_points
-from torch_memory_saver._torch.base.collector import collector_stopped
+from torch_memory_saver._torch.base.collector import StoppedCollector
 from torch_memory_saver._torch.binding.layer import DEFAULT_POOL, TorchCuda, devices_in_use
 from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver._torch.pools.fill import has_idle_segment_at
@@ -92,7 +92,7 @@ def _return_dead_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> Non
         return
     store.idle_pools.retire_postponed(torch)
     paused = {row.address for row in _core.segments() if row.state == _core.STATE_PAUSED and selects(tags, row.tag)}
-    with collector_stopped():
+    with StoppedCollector():
         has_retired = store.idle_pools.retire_idle(torch, store.idle_pools.select(tags))
         has_retired = has_retired or has_idle_segment_at(torch, store.idle_pools.retired_pools(), paused)
         has_default = _core.preloaded and has_idle_segment_at(torch, (DEFAULT_POOL,), paused)
@@ -116,7 +116,7 @@ def _empty_cache(store: PoolStore, torch: TorchCuda) -> int:
 
 
 def _held_bytes(torch: TorchCuda) -> int:
-    """Device memory that PyTorch holds, without its paused part."""
+    """Return the bytes of device memory that PyTorch holds, without its paused part."""
     reserved = sum(torch.reserved_bytes(device) for device in devices_in_use())
     return reserved - _core.counters()["paused_bytes"]
 

@@ -1,9 +1,9 @@
-"""Pools without memory that this thread's allocations are routed to for a moment. Before PyTorch 2.13 an emptying inside
-spares PyTorch's own cache, and releases the memory of retired pools."""
+"""Empty pools to which this thread's allocations are routed while PyTorch's cache is emptied. Before PyTorch 2.13 such an
+emptying spares PyTorch's own cache, and releases the memory of retired pools."""
 
 from __future__ import annotations
 
-from torch_memory_saver._torch.base.steps import OneUse
+from torch_memory_saver._torch.base.steps import SingleUseScope
 from torch_memory_saver._torch.binding.layer import TorchCuda
 from torch_memory_saver._torch.pools.idle import IdlePools
 from torch_memory_saver._torch.records.frames import Frame
@@ -14,9 +14,9 @@ from torch_memory_saver.options import DEFAULT_TAG, RegionOptions
 __all__ = ["SpareRouting"]
 
 
-class SpareRouting(OneUse):
-    """A context manager: inside, this thread's allocations are routed to pools without memory, on every device. `spare` has
-    those that no thread uses: a list of one pool for each device."""
+class SpareRouting(SingleUseScope):
+    """A context manager that routes this thread's allocations to pools without memory, on every device. `spare` contains the
+    pools that no thread uses, as lists of one pool for each device."""
 
     def __init__(self, idle_pools: IdlePools, regions: Regions, spare: list[list[Pool]], torch: TorchCuda) -> None:
         self._idle_pools = idle_pools

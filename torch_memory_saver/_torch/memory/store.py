@@ -1,30 +1,29 @@
-"""Releasing the memory of pools, and of PyTorch's cache beside them.
+"""Release the memory of pools, and of PyTorch's cache beside them.
 
-The store has the idle pools and the regions of every thread, each with its own state, and decides what the end of a
-region, a pause, a resume and empty_cache() give back of both. PyTorch is called with no lock held.
+The store has the idle pools and the regions of every thread, each with its own state, and decides which memory of both the
+end of a region, a pause, a resume and empty_cache() release. PyTorch is called with no lock held.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.base.collector import collector_stopped
+from torch_memory_saver._torch.base.collector import StoppedCollector
 from torch_memory_saver._torch.binding.history import may_have_native_frames
 from torch_memory_saver._torch.binding.layer import PoolId, TorchCuda, devices_in_use
 from torch_memory_saver._torch.memory.default_pool import SubstitutePools
 from torch_memory_saver._torch.memory.spare_pools import SpareRouting
 from torch_memory_saver._torch.pools.fill import has_idle_segment
 from torch_memory_saver._torch.pools.idle import IdlePools, TakenPools
-from torch_memory_saver._torch.pools.last_look import LastLook
+from torch_memory_saver._torch.pools.last_scan import LastScan
 from torch_memory_saver._torch.pools.retirement import must_not_free, needs_emptying
 from torch_memory_saver._torch.records.frames import Frame
 from torch_memory_saver._torch.records.pool import OBJECT_USES, Pool
 from torch_memory_saver._torch.records.tags import Tags, selects
-from torch_memory_saver._torch.routing.outside_memory import Watch
+from torch_memory_saver._torch.routing.outside_memory import OutsideMemoryMonitor
 from torch_memory_saver._torch.routing.regions import Regions, uses_of_object
 from torch_memory_saver.errors import TorchMemorySaverError
 
@@ -34,10 +33,10 @@ logger = logging.getLogger("torch_memory_saver")
 
 _Result = TypeVar("_Result")
 
-#: For each further number of blocks, one more region ends without a look for idle segments of the pool.
+#: For each further number of blocks, one more region ends without a scan for idle segments of the pool.
 _FEW_BLOCKS = 512
-#: After this number of looks in a row that found nothing, this number of regions end without one.
-_MOST_FRUITLESS, _MOST_UNSEEN = 8, 63
+#: After this number of scans in a row that found the pool unchanged, this number of regions end without a scan.
+_MOST_SCANS_WITHOUT_GROWTH, _MOST_EXITS = 8, 63
 
 
 def _paused_tags(tags: Tags) -> list[str]:
@@ -51,7 +50,7 @@ class PoolStore:
     Attributes:
         idle_pools: The pools that no thread uses, and retired pools.
         regions: The frames of every thread, with the pools that they use.
-        watch: The memory that PyTorch allocates outside of every region.
+        outside_memory: The monitor of memory that PyTorch allocates outside of every region.
         substitutes: The pools in place of PyTorch's default pool while that is paused.
     """
 
@@ -63,11 +62,11 @@ class PoolStore:
     def _reset(self) -> None:
         self._spare_pools: list[list[Pool]] = []  # pools without memory, one of each device, for empty_retired()
         self._rows: dict[str, list[_core.Usage]] = {}  # of each tag, when its last region ended
-        self._has_logged_put_off = False
+        self._has_logged_deferred_emptying = False
         self._frees_at_pause: dict[str, dict[int, int]] = {}  # PyTorch's counts, by paused tag and device
-        self.watch = Watch()
+        self.outside_memory = OutsideMemoryMonitor()
         self.substitutes = SubstitutePools(self.idle_pools, self.regions)
-        self._last_look = LastLook(self.idle_pools)
+        self._last_scan = LastScan(self.idle_pools)
 
     def after_fork_in_child(self) -> None:
         """Forget the parent's pools, which a forked child cannot use."""
@@ -138,23 +137,21 @@ class PoolStore:
             return
         in_use = _core.active_devices()
         taken = TakenPools(self.idle_pools, [pool for pool in used if in_use >> pool.device & 1])
-        look = functools.partial(_core.within, taken, self._look_at, (torch, taken))
-        idle: list[Pool] = _core.within(collector_stopped(), look)
+        idle: list[Pool] = _core.within(StoppedCollector(), _core.within, taken, self._scan_taken, torch, taken)
         tags = {pool.key.options.tag for pool in used}
         retired = self.idle_pools.retired_of(tags)
         if not torch.routing_spares_cache:  # an emptying costs PyTorch's own cache
-            retired = _core.within(collector_stopped(), functools.partial(self._with_idle_segment, torch), retired)
+            retired = _core.within(StoppedCollector(), self._with_idle_segment, torch, retired)
         if (idle or retired) and not must_not_free(torch):
             if self.idle_pools.retire_idle(torch, idle) or retired:
                 self.empty_retired(torch)
             gone = {pool.id for pool in idle if pool.memory_pool is None and not pool.live}
             self.idle_pools.forget(gone)
 
-    def _look_at(self, wanted: tuple[TorchCuda, TakenPools]) -> list[Pool]:
-        torch, taken = wanted
-        return [pool for pool in list(taken.pools) if self._look(torch, pool)]
+    def _scan_taken(self, torch: TorchCuda, taken: TakenPools) -> list[Pool]:
+        return [pool for pool in list(taken.pools) if self._scan(torch, pool)]
 
-    def _look(self, torch: TorchCuda, pool: Pool) -> bool:
+    def _scan(self, torch: TorchCuda, pool: Pool) -> bool:
         """Note what a region has taken of a pool that it has used. Return whether to retire the pool."""
         before = pool.bytes
         should_retire = self.idle_pools.should_retire(torch, pool)
@@ -162,16 +159,16 @@ class PoolStore:
         return should_retire
 
     def _with_idle_segment(self, torch: TorchCuda, pools: list[Pool]) -> list[Pool]:
-        """Return the retired pools that were looked at and have a segment without a tensor."""
-        return [pool for pool in pools if self._is_due(pool, False) and has_idle_segment(pool.look(torch))]
+        """Scan those of the retired pools that are due. Return the ones with a segment without a tensor."""
+        return [pool for pool in pools if self._is_due(pool, False) and has_idle_segment(pool.scan(torch))]
 
     @staticmethod
     def _is_due(pool: Pool, may_have_grown: bool) -> bool:
-        """Return whether to look for idle segments of a pool when a region ends. A look takes PyTorch's list of the pool's
-        blocks. So the regions that allocate nothing look seldom at a pool with many blocks, or where looks find nothing."""
-        pool.unseen += 1
-        wait = pool.blocks // _FEW_BLOCKS if pool.fruitless < _MOST_FRUITLESS else _MOST_UNSEEN
-        return may_have_grown or pool.unseen > wait
+        """Return whether to scan a pool for idle segments when a region ends. A scan reads PyTorch's list of the pool's
+        blocks. So regions that allocate nothing seldom scan a pool with many blocks, or one that does not grow."""
+        pool.exits_since_scan += 1
+        wait = pool.blocks // _FEW_BLOCKS if pool.scans_without_growth < _MOST_SCANS_WITHOUT_GROWTH else _MOST_EXITS
+        return may_have_grown or pool.exits_since_scan > wait
 
     def note_pause(self, torch: TorchCuda, tags: Tags) -> None:
         """Record how many blocks PyTorch has freed. To be called after a pause that has left memory of the tags paused."""
@@ -200,13 +197,13 @@ class PoolStore:
 
     def empty_cache_with(self, torch: TorchCuda, empty_torch_cache: Callable[[], _Result]) -> _Result:
         """Release memory as :meth:`empty_cache` does, with a function that empties PyTorch's cache. Return its result."""
-        result: _Result = _core.within(collector_stopped(), lambda: self._empty_cache(torch, empty_torch_cache))
+        result: _Result = _core.within(StoppedCollector(), self._empty_cache, torch, empty_torch_cache)
         return result
 
     def _empty_cache(self, torch: TorchCuda, empty_torch_cache: Callable[[], _Result]) -> _Result:
         in_use = self.idle_pools.begin_emptying(torch)
         result = empty_torch_cache()  # first: PyTorch waits for the streams that used deleted tensors
-        has_retired = self._last_look.retire_idle(torch, in_use)
+        has_retired = self._last_scan.retire_idle(torch, in_use)
         if self._replace_own(torch, None) or has_retired:
             empty_torch_cache()
         return result
@@ -291,12 +288,12 @@ class PoolStore:
         _core.within(self.substitutes.suspended(torch), torch.empty_cache)
         self.idle_pools.pending -= emptied
 
-    def log_put_off(self) -> None:
+    def log_deferred_emptying(self) -> None:
         """Log once that PyTorch's cache was not emptied because another thread is inside a region."""
         frame = self.regions.routed_by_others()
-        if frame is None or not self.idle_pools.pending or self._has_logged_put_off:
+        if frame is None or not self.idle_pools.pending or self._has_logged_deferred_emptying:
             return
-        self._has_logged_put_off = True
+        self._has_logged_deferred_emptying = True
         logger.warning(
             "empty_cache() has released idle managed memory, but PyTorch's cache outside of regions is only released when "
             "another thread leaves %s. PyTorch does not release that cache while a thread is inside a region, even if an "

@@ -1,1 +1,1 @@
-"""Idle and retired pools, how full a pool is, and how it ends."""
+"""Idle and retired pools, the fill of a pool, and its end."""

@@ -1,4 +1,4 @@
-"""How full a pool is, and whether it is worth retiring.
+"""Measure how full a pool is, and decide whether it is worth retiring.
 
 Free bytes in partly used segments of a retired pool are *stranded*: nothing can use them until the last tensor of the
 segment is deleted. So :func:`is_worth_retiring` compares what a retirement returns with what it strands, for pauses, for the
@@ -20,7 +20,7 @@ _SMALL_LOSS = 22 << 20
 
 
 class Fill(NamedTuple):
-    """How full the segments of a pool are.
+    """The fill of the segments of a pool.
 
     Attributes:
         idle: Bytes of the segments without a tensor.

@@ -23,13 +23,12 @@ captures change by single operations, without it.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.base.steps import OneUse
+from torch_memory_saver._torch.base.steps import SingleUseScope
 from torch_memory_saver._torch.binding.layer import PoolId, TorchCuda
 from torch_memory_saver._torch.pools.fill import has_idle_segment, is_worth_retiring, measure_fill
 from torch_memory_saver._torch.pools.retirement import before_emptying, needs_emptying, retire
@@ -103,18 +102,18 @@ class IdlePools:
             return
         info = _core.tag_info(key.options.tag)
         before = len(pools)
-        _core.within(self.lock, functools.partial(self._take_fitting, key, info), pools)
+        _core.within(self.lock, self._take_fitting, key, info, pools)
         if len(pools) == before and info.paused:
             # An empty pool has no paused memory.
             for pool in self.select((key.options.tag,)):
                 if pool.key == key and len(pools) == before and not torch.segments(pool.id):
-                    _core.within(self.lock, self._take_one, (pool, pools))
+                    _core.within(self.lock, self._take_one, pool, pools)
         if len(pools) == before:
             made = self.make_pool(torch, key)
             self.note_uncaptured(made)
             pools.append(made)
         pools[-1].epoch = info.epoch
-        pools[-1].kept = 0
+        pools[-1].idle_at_scan = 0
 
     def _take_fitting(self, key: Key, info: _core.TagInfo, pools: list[Pool]) -> bool:
         """Append an idle pool that certainly has no paused memory. Return whether there is one. The caller holds the
@@ -130,12 +129,11 @@ class IdlePools:
             index = idle.index(current[-1])
         _core.move(idle, pools, index)
         pools[-1].epoch = info.epoch
-        pools[-1].kept = 0
+        pools[-1].idle_at_scan = 0
         return True
 
-    def _take_one(self, wanted: tuple[Pool, list[Pool]]) -> None:
+    def _take_one(self, pool: Pool, pools: list[Pool]) -> None:
         """Append the pool, if it is still idle. The caller holds the lock."""
-        pool, pools = wanted
         idle = self._idle.get(pool.key, [])
         if pool in idle:
             _core.move(idle, pools, idle.index(pool))
@@ -173,7 +171,7 @@ class IdlePools:
     def retire_postponed(self, torch: TorchCuda) -> None:
         """Retire the pools that finalizers and disable() left."""
         claimed = _ClaimedPools(self._postponed)
-        _core.within(claimed, functools.partial(self._retire_claimed, torch), claimed.pools)
+        _core.within(claimed, self._retire_claimed, torch, claimed.pools)
 
     def _retire_claimed(self, torch: TorchCuda, pools: list[Pool]) -> None:
         while pools:
@@ -252,7 +250,7 @@ class IdlePools:
         epoch = _core.tag_info(tag).epoch
         pools = [pool for pool in list(self._uncaptured.values()) if pool.key.options.managed and pool.device == device]
         return any(
-            pool.had(torch, allocation.address, epoch)
+            pool.had_segment_at(torch, allocation.address, epoch)
             for pool in pools
             if pool.key.options.tag == tag and pool.epoch < epoch and torch.uses_of(pool.memory_pool) <= OBJECT_USES
         )
@@ -264,7 +262,7 @@ class IdlePools:
         pools = list(pools)
         devices = {device for device in {pool.device for pool in pools} if torch.releasable_bytes(device)}
         taken = TakenPools(self, [pool for pool in pools if pool.device in devices])
-        return _core.within(taken, functools.partial(self.retire_taken, torch), taken)
+        return _core.within(taken, self.retire_taken, torch, taken)
 
     def retire_taken(
         self, torch: TorchCuda, taken: TakenPools, by_pool: Mapping[PoolId, list[dict[str, Any]]] | None = None
@@ -305,7 +303,7 @@ class IdlePools:
         if torch.captures_join_regions and pool.id not in self._uncaptured:
             return False
         if segments is None:
-            segments = pool.look(torch)
+            segments = pool.scan(torch)
         if not [row for row in segments if not row["active_size"]] or not has_idle_segment(segments):
             return False
         fill = measure_fill(segments)
@@ -335,7 +333,7 @@ class IdlePools:
         return [pool for key in keys for pool in self._idle.pop(key)]
 
 
-class _ClaimedPools(OneUse):
+class _ClaimedPools(SingleUseScope):
     """A context manager inside which this thread alone has the pools of a shared list: two threads must not retire one pool.
 
     Attributes:
@@ -356,7 +354,7 @@ class _ClaimedPools(OneUse):
             _core.move(self.pools, self._shared, 0)
 
 
-class TakenPools(OneUse):
+class TakenPools(SingleUseScope):
     """A context manager inside which the caller uses those of the given pools that were idle.
 
     Attributes:
@@ -370,7 +368,7 @@ class TakenPools(OneUse):
 
     def _begin(self) -> None:
         for pool in self._wanted:
-            _core.within(self._idle_pools.lock, self._idle_pools._take_one, (pool, self.pools))
+            _core.within(self._idle_pools.lock, self._idle_pools._take_one, pool, self.pools)
 
     def _end(self) -> None:
         while self.pools:

@@ -1,5 +1,5 @@
-"""Devices that the process begins to use after it has allocated managed memory: they get access to it without a call by the
-program. In preload mode an interposed function does that; this module is for torch mode.
+"""Give devices that the process begins to use later access to managed memory, without a call by the program. In preload mode
+an interposed function does that; this module is for torch mode.
 
 PyTorch allocates on a device before it copies between that device and another one. So every visible device that is not in
 use is *watched*: the allocations of every thread on it are routed to a pool whose allocator returns ordinary memory
@@ -23,7 +23,7 @@ Not watched are:
 
 There, and where only other libraries allocate on a device, ``enable_peer_access()`` or the next region gives access.
 
-No lock: the table of watched devices changes by single operations of a dict. PyTorch is called without any lock.
+There is no lock: the table of watched devices changes by single operations of a dict. PyTorch is called without any lock.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class LateDevices:
         self.after_fork_in_child()
 
     def after_fork_in_child(self) -> None:
-        """Forgets the parent's pools, which a forked child cannot use."""
+        """Forget the parent's pools, which a forked child cannot use."""
         self._torch: TorchCuda | None = None
         self._pools: dict[int, _WatchPool] = {}
         self._begun = threading.Lock()  # never released: the watch begins once
 
     def begin(self, torch: TorchCuda) -> None:
-        """Watches the devices that are not in use, unless that has been done. To be called when this package begins to use
+        """Watch the devices that are not in use, unless that has been done. To be called when this package begins to use
         torch, before anything is routed."""
         if _core.preloaded or not torch.last_routed_wins:
             return
@@ -84,7 +84,7 @@ class LateDevices:
             if unused:
                 self._watch(torch, unused)
         except (TorchMemorySaverError, RuntimeError) as error:
-            logger.debug("it is not noticed when this process begins to use another device: %s", error)
+            logger.debug("cannot detect the use of further devices: %s", error)
             self.end_all()
 
     def _watch(self, torch: TorchCuda, devices: list[int]) -> None:

@@ -65,7 +65,7 @@ def retire(torch: TorchCuda, pool: _Retirable) -> None:
     if needs_emptying(torch):
         retire_at_emptying(torch, pool)
     else:
-        _core.within(capture_gate.held(), functools.partial(_retire, torch, pool), _steps_with_release)
+        _core.within(capture_gate.held(), _retire, torch, pool, _steps_with_release)
 
 
 def retire_at_emptying(torch: TorchCuda, pool: _Retirable) -> None:

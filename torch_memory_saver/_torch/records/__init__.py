@@ -1,1 +1,1 @@
-"""What a pool, its key, a frame and a selection of tags are."""
+"""Records: pools, the keys of pools, frames and selections of tags."""

@@ -230,7 +230,7 @@ def _belonging(frame: Frame) -> str:
 
 
 def warn(message: str, frames_up: int) -> None:
-    """Warns about the program's use of regions, at its line: `frames_up` calls above the caller."""
+    """Warn about the program's use of regions, at its line: `frames_up` calls above the caller."""
     warnings.warn(message, RuntimeWarning, stacklevel=frames_up + 1)
 
 
@@ -258,7 +258,7 @@ class FunctionDecorator(ContextDecorator):
 
 
 def refuse_deferred_body(function: Callable[..., Any]) -> None:
-    """Check that a function runs its body during the call, so that a region around the call is around the body.
+    """Raise if a function runs its body after the call, because a region around the call would not be around the body.
 
     Raises:
         TypeError: It is a coroutine function or a generator function.

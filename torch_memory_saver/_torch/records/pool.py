@@ -1,4 +1,4 @@
-"""A memory pool of PyTorch with this package's allocator, its key, and what was noted of it."""
+"""The record of a memory pool of PyTorch with this package's allocator, and the key of an idle pool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OBJECT_USES = 1
 
 class Key(NamedTuple):
     """The key of an idle pool: the region's options and the device. Its fields are read by name. It is a tuple, because
-    every entry of a region looks up one for each device."""
+    every entry of a region searches for one for each device."""
 
     options: RegionOptions
     device: int
@@ -30,17 +30,17 @@ class Pool:
         "blocks",
         "bytes",
         "epoch",
-        "frees",
-        "fruitless",
+        "exits_since_scan",
+        "frees_at_scan",
         "id",
-        "kept",
+        "idle_at_scan",
         "key",
-        "listed",
         "live",
         "memory_pool",
         "retirement",
         "route",
-        "unseen",
+        "scans_without_growth",
+        "segments_at_pause",
     )
 
     def __init__(self, memory_pool: Any, key: Key) -> None:
@@ -50,29 +50,29 @@ class Pool:
         self.route = key.device, self.id  # what PyTorch's routing functions take
         self.retirement: Iterator[functools.partial[Any]] | None = None  # the remaining steps
         self.epoch = 0  # number of pauses of the tag when this pool was last entered
-        self.bytes = self.blocks = 0  # of its segments, and their blocks, at the last look for idle ones
+        self.bytes = self.blocks = 0  # size of its segments and number of their blocks at the last :meth:`scan`
         self.live = True  # whether it held a tensor when it was last decided whether to retire it
-        self.fruitless = 0  # looks in a row since it has grown
-        self.unseen = 0  # regions that have ended since the last look
-        self.kept = 0  # bytes of idle segments that the last look of empty_cache() has left; 0 if it was entered since
-        self.frees = 0  # frees of managed memory that the core had counted before that look
-        self.listed: tuple[int, frozenset[int]] = -1, frozenset()  # number of a pause, and addresses of segments after it
+        self.scans_without_growth = 0  # number of scans in a row that found the same size
+        self.exits_since_scan = 0  # number of regions that have ended since the last :meth:`scan`
+        self.idle_at_scan = 0  # bytes of idle segments that empty_cache() left (last_scan.py); 0 if entered since
+        self.frees_at_scan = 0  # number of frees of managed memory that the core had counted before then
+        self.segments_at_pause: tuple[int, frozenset[int]] = -1, frozenset()  # number of a pause, addresses of segments
 
     @property
     def device(self) -> int:
         return self.key.device
 
-    def look(self, torch: TorchCuda) -> list[dict[str, Any]]:
+    def scan(self, torch: TorchCuda) -> list[dict[str, Any]]:
         """Return PyTorch's segments of the pool, and note how many there are."""
         segments = torch.segments(self.id)
         size = sum([segment["total_size"] for segment in segments])
-        self.fruitless = self.fruitless + 1 if size == self.bytes else 0
-        self.bytes, self.blocks, self.unseen = size, sum([len(segment["blocks"]) for segment in segments]), 0
+        self.scans_without_growth = self.scans_without_growth + 1 if size == self.bytes else 0
+        self.bytes, self.blocks, self.exits_since_scan = size, sum([len(segment["blocks"]) for segment in segments]), 0
         return segments
 
-    def had(self, torch: TorchCuda, address: int, epoch: int) -> bool:
-        """Return whether a segment of the pool, which was not entered since, was at the address at pause number `epoch` of
-        its tag. PyTorch is queried once for each pause, so a segment that was released since counts as well."""
-        if self.listed[0] != epoch:
-            self.listed = epoch, frozenset([segment["address"] for segment in torch.segments(self.id)])
-        return address in self.listed[1]
+    def had_segment_at(self, torch: TorchCuda, address: int, epoch: int) -> bool:
+        """Return whether a segment of the pool was at the address at pause number `epoch` of its tag. The pool was not
+        entered since. PyTorch is queried once for each pause, so a segment that was released since may count as well."""
+        if self.segments_at_pause[0] != epoch:
+            self.segments_at_pause = epoch, frozenset([segment["address"] for segment in torch.segments(self.id)])
+        return address in self.segments_at_pause[1]

@@ -1,1 +1,1 @@
-"""Which pools serve which thread, as regions are entered and left."""
+"""Choose the pools that serve each thread, as regions are entered and left."""

@@ -1,9 +1,9 @@
-"""Who waits for whom at the entry of a region: frames for pauses of their tag, pauses for frames of other threads.
+"""Admission to regions: a frame waits for pauses of its tag, and a pause waits for frames of other threads.
 
-A frame that follows another one (_engine/thread_pools.py) waits for no pause and keeps none waiting. But few follow one
-frame at a time, because each needs pools, and each pool has partly used segments.
+A frame that follows another one (_engine/thread_pools.py) waits for no pause, and no pause waits for it. But few frames
+follow the same frame at once, because each needs pools, and each pool has partly used segments.
 
-Lock: that of :class:`IdlePools`, for what changes the frames. Nothing here calls PyTorch.
+The lock of :class:`IdlePools` guards the changes of the frames. Nothing here calls PyTorch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch_memory_saver.errors import InvalidStateError
 
 __all__ = ["Admission"]
 
-#: This number of frames may follow another one. A further one waits, unless none of them is left for this number of seconds.
+#: The number of frames that may follow one frame, and the seconds for which a further frame waits until one of them is left.
 _MOST_FOLLOWING, _PATIENCE_S = 3, 0.25
 
 
@@ -48,7 +48,7 @@ class Admission:
         return True
 
     def _is_crowded(self, origin: Frame) -> bool:
-        """Return whether another frame that follows this one has to wait."""
+        """Return whether another frame that follows `origin` has to wait."""
         if origin.waited_in_vain:
             return False
         return len([frame for frame in list(self.frames.values()) if frame.origin is origin]) >= _MOST_FOLLOWING
@@ -69,7 +69,7 @@ class Admission:
 
     def _wait_for_others(self, origin: Frame) -> None:
         """Wait until one of the frames that follow `origin` is left, or another one has taken its place. Calls may wait for
-        one another, and then none is left: no frame waits again after that."""
+        one another, so that no frame is left. Once a wait has ended in vain, no frame that follows `origin` waits again."""
         followers = origin.followers
 
         def has_changed() -> bool:
@@ -99,10 +99,9 @@ class Admission:
             frame for frame in frames if frame.managed and frame.stack is not pause.stack and selects(pause.tags, frame.tag)
         ]
 
-    def mark_ended(self, wanted: tuple[Pause, list[Frame]]) -> list[Frame] | None:
-        """Mark the frames of other threads in the tags as ended, and append those that were not to a list. Return all of
-        them, or None if one follows no other. A pause that only waits ends none. The caller holds the lock."""
-        pause, new = wanted
+    def mark_ended(self, pause: Pause, new: list[Frame]) -> list[Frame] | None:
+        """Mark the frames of other threads in the pause's tags as ended, and append the newly marked ones to `new`. Return
+        them all, or None if one follows no other. A pause that only waits ends none. The caller holds the lock."""
         frames = self.inside(pause)
         if [frame for frame in frames if frame.origin is None]:
             return None

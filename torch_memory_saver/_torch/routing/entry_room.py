@@ -1,14 +1,14 @@
-"""Room for what a region is about to allocate: whether PyTorch's cache is to be given back when a region is entered.
+"""Decide at the entry of a region whether to empty PyTorch's cache, so that the region's allocations find free memory.
 
-Memory that PyTorch caches is free for the program and in use for the driver. PyTorch gives its cache back when memory runs
-out, but not inside a pool, where the allocation fails. So it is given back before: at the first region of a tag, which loads
+Memory that PyTorch caches is free for the program and in use for the driver. PyTorch empties its cache when memory runs out,
+but not inside a pool, where the allocation fails. So the cache is emptied before: at the first region of a tag, which loads
 something; at a later one, if less is free than the most that a region of the tag has taken so far; and if less than half of
 the device is free, and less than PyTorch caches. The regions of ``disable()`` count as those of one more tag.
 
-A return that a region did not need is not repeated while the tag holds as much as then: the tag's memory of that size is
-there already. A tag whose memory the program has returned begins anew.
+The cache is not emptied again while the tag holds at least as much memory as at an emptying that its region did not need.
+Once the program has released all memory of a tag, the records of the tag are deleted.
 
-Owns a record of each tag and device. No lock: each change is one operation of a dict, and lost sizes do not matter.
+Owns a record of each tag and device. There is no lock: each change is one operation of a dict, and lost sizes do not matter.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch_memory_saver.options import RegionOptions
 
 __all__ = ["EntryRoom"]
 
-#: The part of a device from which on a cache is worth returning before a tag's first region.
+#: The cache is emptied before a tag's first region if it is larger than this part of the device.
 _LARGE_PART = 0.01
-#: Key of the regions of disable(), in place of a tag. No tag is empty.
+#: The key that stands for the regions of disable() in place of a tag. No tag is empty.
 _DISABLED = ""
 
 
@@ -32,9 +32,9 @@ class _Record:
 
     Attributes:
         most: The most bytes that one of the regions has taken.
-        needless: Bytes that the tag held when the cache was last returned because of `most`. None if there was no such
-            return, or if it was needed.
-        free: Free bytes of the device before that return.
+        needless: Bytes that the tag held when the cache was last emptied because of `most`. None if it never was, or if that
+            was needed.
+        free: Free bytes of the device before that emptying.
     """
 
     __slots__ = ("free", "most", "needless")
@@ -52,7 +52,7 @@ class EntryRoom:
         self._records: dict[tuple[str, int], _Record] = {}
 
     def is_needed(self, torch: TorchCuda, options: RegionOptions, device: int) -> bool:
-        """Decide whether PyTorch's cache is to be returned before a region with these options is entered. To be called once
+        """Decide whether PyTorch's cache is to be emptied before a region with these options is entered. To be called once
         for each entry and device in use."""
         try:
             free, total = _core.device_memory(device)
@@ -74,7 +74,7 @@ class EntryRoom:
         return free < cached
 
     def note(self, key: Key, taken: int) -> None:
-        """Note the bytes that a region has taken of a device in pools of that key. To be called when the region ends."""
+        """Note the bytes that a region has allocated in pools of that key. To be called when the region ends."""
         options = key.options
         record = self._records.get((options.tag if options.managed else _DISABLED, key.device))
         if record is None:
@@ -84,7 +84,7 @@ class EntryRoom:
             record.needless = None
 
     def forget_empty_tags(self) -> None:
-        """Forget the records of tags that hold no memory. To be called after the program has returned cached memory."""
+        """Delete the records of tags that hold no memory. To be called after the program has released cached memory."""
         holding = {row.tag for row in _core.usage(None) if row.bytes}
         for key in list(self._records):
             if key[0] not in holding:

@@ -1,5 +1,5 @@
-"""Memory that PyTorch allocates outside every region while one is open: warned of once for each tag, because no pause
-releases it.
+"""Warn once for each tag of memory that PyTorch allocates outside every region while a region of the tag is open, because
+no pause releases that memory.
 
 A region applies to the thread that enters it and to the calls that follow it. Tensors of other threads, the program's own
 pools and graphs captured without cuda_graph() are ordinary memory, and nothing else warns the user. The memory that PyTorch
@@ -12,7 +12,7 @@ Other threads may allocate and free managed memory at the same time. A reading i
 A free of managed memory while the region was open prevents the comparison: PyTorch may have freed that memory before (a
 deferred free), or may never have held it.
 
-No lock: lost counts of concurrent entries do not matter.
+There is no lock: lost counts of concurrent entries do not matter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch_memory_saver._torch.records.frames import Frame, Reading
 from torch_memory_saver._torch.records.pool import Pool
 from torch_memory_saver.errors import TorchMemorySaverError
 
-__all__ = ["Watch"]
+__all__ = ["OutsideMemoryMonitor"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -38,7 +38,7 @@ _MOST_TAGS = 1000
 #: The maximum number of attempts at a consistent reading.
 _ATTEMPTS = 3
 _MIB = 1 << 20
-#: For the warning. transformers loads on threads.
+#: A part of the warning for transformers, which loads weights on threads.
 _WAY_OUT_OF_TRANSFORMERS = ", or set HF_DEACTIVATE_ASYNC_LOAD=1, with which transformers loads on the calling thread"
 #: The native core's counters that PyTorch's memory is compared with.
 _COMPARED = ("allocations_total", "frees_total", "resident_bytes", "paused_bytes")
@@ -61,8 +61,8 @@ def _managed() -> tuple[int, ...]:
     return tuple(counters[name] for name in _COMPARED)
 
 
-class Watch:
-    """The counts and the warnings of this process."""
+class OutsideMemoryMonitor:
+    """The monitor of this process: its counts of entries and the warnings that it has given."""
 
     def __init__(self) -> None:
         self._entries: dict[str, int] = {}

@@ -12,7 +12,7 @@ memory is refused, and so is a routing to a pool that has free blocks there.
 
 The functions of PyTorch that begin and end a routing are wrapped once, at the first use of the package. ``use_mem_pool``
 calls those of ``torch.cuda.memory``; ``torch.compile`` calls that of ``torch._C`` for pools of graphs, whose memory a
-preloaded region manages. Any thread; no lock.
+preloaded region manages. Any thread may call. There is no lock.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ own thread; other threads may only read them, but a pause ends the routing of fr
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import weakref
@@ -193,7 +192,7 @@ class Regions:
         """End the regions of other threads in the tags, if all of them follow others. Return whether they do. May be
         repeated."""
         new: list[Frame] = []
-        frames = _core.within(self._idle_pools.lock, self._admission.mark_ended, (pause, new))
+        frames = _core.within(self._idle_pools.lock, self._admission.mark_ended, pause, new)
         if frames is None:
             return False
         for frame in frames:
@@ -292,7 +291,7 @@ class Regions:
 
     def note_inner(self, outer: Frame, pools: Iterable[Pool]) -> None:
         """Record that the pools were routed by regions that were left inside a frame."""
-        _core.within(self._idle_pools.lock, functools.partial(setattr, outer, "inner"), outer.inner.union(pools))
+        _core.within(self._idle_pools.lock, setattr, outer, "inner", outer.inner.union(pools))
 
     def routing_suspended(self, torch: TorchCuda, visit: Callable[[Frame], None] | None = None) -> Suspension:
         """Return a context manager inside which this thread routes nothing. `visit` is called for each of its frames and may

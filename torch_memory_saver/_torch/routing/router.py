@@ -1,4 +1,4 @@
-"""Beginning and ending the routing of frames to their pools.
+"""Begin and end the routing of frames to their pools.
 
 A frame's routing begins and ends on its thread. That of a frame that follows another one (_engine/thread_pools.py) is also
 ended by a pause on any thread, and does not begin again. So its begin and its end are held apart by a lock, under which
@@ -7,7 +7,6 @@ PyTorch is called. Nothing takes another lock of this package then.
 
 from __future__ import annotations
 
-import functools
 import threading
 
 from torch_memory_saver import _core
@@ -29,7 +28,7 @@ class Router:
         if frame.origin is None:
             _begin(torch, frame)
         else:
-            _core.within(self._following, functools.partial(_begin, torch), frame)
+            _core.within(self._following, _begin, torch, frame)
 
     def end(self, frame: Frame) -> None:
         """Undo :meth:`begin`, from any thread. Does nothing if the frame is not routed. May be repeated."""

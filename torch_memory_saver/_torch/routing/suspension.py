@@ -1,10 +1,10 @@
-"""A moment in which this thread routes nothing, so that PyTorch's cache can be emptied: a pool that is routed keeps it."""
+"""Suspend this thread's routings while PyTorch's cache is emptied, because a routed pool keeps its cache."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch_memory_saver._torch.base.steps import OneUse
+from torch_memory_saver._torch.base.steps import SingleUseScope
 from torch_memory_saver._torch.binding.layer import TorchCuda
 from torch_memory_saver._torch.records.frames import Frame
 from torch_memory_saver._torch.routing.router import Router
@@ -12,8 +12,8 @@ from torch_memory_saver._torch.routing.router import Router
 __all__ = ["Suspension"]
 
 
-class Suspension(OneUse):
-    """The context manager of :meth:`Regions.routing_suspended`. `frames` are those of this thread that have pools."""
+class Suspension(SingleUseScope):
+    """The context manager of :meth:`Regions.routing_suspended`. `frames` are the frames of this thread that have pools."""
 
     def __init__(self, router: Router, torch: TorchCuda, frames: list[Frame], visit: Callable[[Frame], None] | None) -> None:
         self._router = router

@@ -1,12 +1,12 @@
-"""The formats in which processes of PyTorch share memory: the bytes that describe it, the counters of those that use it,
-and the events on which an importer waits.
+"""The formats in which processes of PyTorch share memory: the bytes that describe it, the counters of its users, and the
+events on which an importer waits.
 
 Owns the files of counters and the events of streams. Only sent_memory.py calls it, and takes counters with its lock
 held.
 
 **The description.** A managed allocation is described as PyTorch describes a segment of its own allocator's expandable
-segments, which an importer maps itself. The description begins with a version, and an importer rejects versions that it
-does not know. What PyTorch 2.6, 2.8, 2.11 and 2.15 write was compared; version 3 came with 2.13 (NVIDIA-NeMo/RL pull
+segments, which an importer maps itself. The description begins with a version, and an importer rejects versions that it does
+not know. The descriptions of PyTorch 2.6, 2.8, 2.11 and 2.15 were compared. Version 3 came with 2.13 (NVIDIA-NeMo/RL pull
 request 4080):
 
 ===============  ====================================================================================
@@ -135,7 +135,7 @@ def describe(layout: int, exported: Sequence[_core.Export], nonce: bytes) -> byt
     return bytes([layout]) + _KIND + header + descriptors + nonce + generations
 
 
-#: Where POSIX shared memory is, as files.
+#: The folder in which POSIX shared memory appears as files.
 _SHARED_MEMORY = "/dev/shm"
 _HEADER_BYTES = 64
 _USERS = struct.Struct("=i")
@@ -237,16 +237,17 @@ class Recorded(NamedTuple):
     event: Any
 
 
-class _OfStream(NamedTuple):
+class _StreamEvent(NamedTuple):
     stream: Any
     recorded: Recorded
 
 
 class StreamEvents:
-    """The events of this process. Any thread; no lock: a stream's event is set by a single operation of a dict."""
+    """The events of this process. Any thread may call. There is no lock: a stream's event is set by a single operation of a
+    dict."""
 
     def __init__(self) -> None:
-        self._events: dict[tuple[int, ...], _OfStream] = {}  # by device and PyTorch's id of the stream
+        self._events: dict[tuple[int, ...], _StreamEvent] = {}  # by device and PyTorch's id of the stream
 
     def record(self, torch: Any, device: int) -> Recorded:
         """Record an event on the stream that is the device's current one."""
@@ -261,10 +262,10 @@ class StreamEvents:
         return made.recorded
 
     @staticmethod
-    def _make(torch: Any, device: int) -> _OfStream:
+    def _make(torch: Any, device: int) -> _StreamEvent:
         stream, event = torch.cuda.current_stream(device), torch.cuda.Event(interprocess=True)
         event.record(stream)
-        return _OfStream(stream, Recorded(event.ipc_handle(), event))
+        return _StreamEvent(stream, Recorded(event.ipc_handle(), event))
 
 
 def _is_external(stream_id: int) -> bool:

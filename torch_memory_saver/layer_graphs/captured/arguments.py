@@ -1,4 +1,4 @@
-"""The inputs of a captured layer or step: what they must look like, and the static tensors into which they are copied."""
+"""The inputs of a captured layer or step: their checks, and the static tensors into which they are copied."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The position of a step in the order that was captured.
 
 Replays in another order than that of the plan would overwrite memory that is in use, without any error. So each run checks
-its position here first. Plain Python. One thread at a time uses it: the caller's, or autograd's while the caller waits for
-it.
+its position here first. This module is plain Python. One thread at a time uses it: the caller's, or autograd's while the
+caller waits for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The passes of an order: which micro-batch is in which chunk, from when to when."""
+"""The passes of an order: the chunk of each micro-batch, and its begin and end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a check of the doctor is, what it finds, and what several checks ask for: the driver's devices, and PyTorch.
+"""The interface of the doctor's checks, their findings, and the facts that several checks need: the driver's devices, and
+PyTorch.
 
 The driver and PyTorch are queried once, each by a process of its own. So a crash, a hang or a failed import is something to
 report, and the doctor makes no CUDA context in its own process.
@@ -40,7 +41,7 @@ __all__ = [
 
 #: Making a context on each of eight devices takes seconds, importing torch from a slow file system a minute.
 _PATIENCE_S = 180
-#: How much of the errors of a process that failed is shown.
+#: The number of last words that are shown of a failed process's errors.
 _LAST_WORDS = 20
 _DRIVER_PROBE = Path(os.path.abspath(__file__)).with_name("driver_probe.py")
 _TORCH_PROBE = """
@@ -103,7 +104,7 @@ def skip(found: str, advice: str, details: Sequence[str] = ()) -> Finding:
 
 
 class Check(NamedTuple):
-    """One thing that the doctor looks at.
+    """One check of the doctor.
 
     Attributes:
         name: Name of the check. It must not change, because programs that read the doctor's JSON rely on it.
@@ -231,7 +232,7 @@ def ask_child(*arguments: str) -> dict[str, Any]:
 
 @functools.cache
 def driver_facts() -> DriverFacts:
-    """Asks the driver. Makes a context on each device in another process."""
+    """Ask the driver. This makes a context on each device in another process."""
     try:
         answer = ask_child("-I", "-S", str(_DRIVER_PROBE), driver_library())
     except DriverUnavailableError as error:

@@ -10,7 +10,7 @@ __all__ = ["Doctor"]
 
 
 class Doctor(Command):
-    """Checks the machine."""
+    """The command `doctor`, which checks the machine."""
 
     name = "doctor"
     help = "check the installation, the GPUs and the machine, and say what to change"

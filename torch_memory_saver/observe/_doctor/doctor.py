@@ -1,4 +1,4 @@
-"""The doctor: checks what the package needs of the installation and the machine, says what to change, and shows the ledger.
+"""The doctor: run the checks of the installation and the machine, say what to change, and show the ledger.
 
 The checks change nothing and use no GPU in this process. The ledger does: it makes a context on every device, so it is read
 last.
@@ -46,7 +46,7 @@ _SMALLEST_WIDTH = 60
 
 
 class Result(NamedTuple):
-    """What a check has found, as an object of the JSON."""
+    """Return the findings of a check, as an object of the JSON."""
 
     group: str
     name: str

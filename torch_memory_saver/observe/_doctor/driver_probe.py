@@ -1,4 +1,4 @@
-"""What the CUDA driver says about the devices, as a line of JSON on stdout. A program that the doctor starts.
+"""Print what the CUDA driver says about the devices, as a line of JSON. The doctor starts this program.
 
 A driver that crashes or hangs does so here, and the context that is made on each device ends with the process. Imports
 nothing of the package. Its one argument is the driver's library. If a call fails, the object or device has a "problem".

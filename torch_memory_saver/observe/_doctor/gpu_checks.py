@@ -29,7 +29,7 @@ __all__ = ["CHECKS", "NO_USABLE_GPU", "network_cards"]
 ROOT = Path("/")
 #: The oldest version of CUDA for which the package is built and tested.
 _OLDEST_CUDA = 12000
-#: What to do about a failure of cuInit or of a context, by the name of the error.
+#: Advice about a failure of cuInit or of a context, by the name of the error.
 _REMEDIES = {
     "CUDA_ERROR_OUT_OF_MEMORY": "end the processes that hold the GPU's memory: see nvidia-smi",
     "CUDA_ERROR_SYSTEM_NOT_READY": "start the service nvidia-fabricmanager, in the release of the driver",
@@ -38,7 +38,7 @@ _REMEDIES = {
     "CUDA_ERROR_DEVICE_UNAVAILABLE": "end the process that uses the GPU, or set the compute mode to DEFAULT",
 }
 _SEE_NVIDIA_SMI = "run nvidia-smi: what it reports about the GPU or the driver must be solved first"
-#: What a check finds that needs a GPU, where none can be used.
+#: The finding of a check that needs a GPU, if none can be used.
 NO_USABLE_GPU = "there is no usable GPU"
 _NO_GPU = "run the doctor where the driver finds a GPU"
 _TRIAL_BYTES = 64 << 20
@@ -70,7 +70,7 @@ print("\\n" + json.dumps(found))
 
 
 def _version_text(cuda: int) -> str:
-    """ "12.8" for 12080."""
+    """Return "12.8" for 12080."""
     return f"{cuda // 1000}.{cuda % 1000 // 10}"
 
 
@@ -79,7 +79,7 @@ def _remedy(problem: str) -> str:
 
 
 def _kernel_module() -> str:
-    """Its release in words; "" where it is unknown, as for the simulated GPU."""
+    """Return the release of the kernel module in words, or "" if it is unknown, as for the simulated GPU."""
     try:
         text = (ROOT / "proc/driver/nvidia/version").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -262,7 +262,7 @@ def peers() -> Finding:
 
 
 def _numbers(text: str) -> set[int]:
-    """ "0-1,4" is {0, 1, 4}."""
+    """Return {0, 1, 4} for "0-1,4"."""
     result: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -271,7 +271,7 @@ def _numbers(text: str) -> set[int]:
 
 
 def _node_of(device: Device) -> int:
-    """-1 if unknown."""
+    """Return the NUMA node of a device, or -1 if it is unknown."""
     try:
         return int((ROOT / "sys/bus/pci/devices" / device.pci / "numa_node").read_text(encoding="ascii"))
     except (OSError, ValueError):

@@ -37,7 +37,7 @@ def _read(path: str) -> str:
 
 
 def _meminfo() -> dict[str, int]:
-    """Bytes by name; HugePages_Total is a count."""
+    """Return the entries of /proc/meminfo in bytes, by name. HugePages_Total is a count."""
     rows = re.findall(r"^(\w+):\s+(\d+)( kB)?", _read("proc/meminfo"), re.MULTILINE)
     return {name: int(number) * (1024 if unit else 1) for name, number, unit in rows}
 

@@ -22,7 +22,7 @@ from torch_memory_saver.observe.memory.release import read_seconds
 
 __all__ = ["CHECKS"]
 
-#: How the names of pip's records end.
+#: The ends of the names of pip's records.
 _RECORD = ".dist-info"
 #: Between a version that others pin and the version of this package (TMS_PINNED_VERSION of setup.py).
 _LOCAL = "+ours."

@@ -1,4 +1,4 @@
-"""Checks of what sending tensors to other processes needs.
+"""Checks of the requirements for sending tensors to other processes.
 
 A receiver duplicates the sender's file descriptor by `pidfd_getfd`, for which the kernel asks for the right to trace the
 sender. See "The right to receive" in docs/guides/several-gpus-and-processes.md.

@@ -1,4 +1,4 @@
-"""What HTML pages of the package share: each is one file that needs no other file and no network.
+"""The common parts of the package's HTML pages. Each page is one file that needs no other file and no network.
 
 document.py puts a page together. theme.css has the colours, light and dark, and the elements that all pages have.
 elements.js has the functions with which a script makes elements and draws. Data is JSON inside the page. Text of it never

@@ -1,4 +1,4 @@
-"""Puts a page together: a template, scripts and styles, data, and a policy that lets only these run."""
+"""Assemble a page: a template, scripts and styles, data, and a policy that lets only these run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The ledger: who holds the memory of a device. ``sources`` takes it."""
+"""The ledger, which lists who holds the memory of a device. ``sources`` takes it."""

@@ -1,10 +1,10 @@
-"""Takes the ledger: what each source says of a device, and how it adds up.
+"""Take the ledger: combine what each source says about a device, so that the lines add up.
 
 The sources are the driver, the native core, PyTorch's allocator and NVML. Taking a ledger allocates nothing on a device,
 waits for none, makes no context and starts no process, so that a report of a lack of memory may do it, during a capture as
 well. Only `measure_context` starts a child process, which does nothing but make a context: what it takes is the size of one.
-It takes memory for a moment, and other processes that allocate meanwhile falsify it. Any thread, also while another one
-pauses or resumes.
+It takes memory for a moment, and other processes that allocate meanwhile falsify it. Any thread may call, also while another
+one pauses or resumes.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _remarks() -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Sources:
-    """What the sources say of one device, at about one moment."""
+    """The reports of the sources about one device, at about one moment."""
 
     device: int
     total: int
@@ -246,7 +246,7 @@ def _uuid(device: int) -> str:
 
 
 def _read_torch(device: int, rows: Sequence[_core.Segment]) -> tuple[OrdinaryMemory | None, str]:
-    """PyTorch's memory that is not managed, and a note where it is not known."""
+    """Return PyTorch's memory that is not managed, and a note if it is not known."""
     try:
         torch = layer.in_use()
     except TorchMemorySaverError as error:
@@ -344,7 +344,7 @@ def _processes(sources: _Sources) -> list[DeviceProcess]:
 
 
 def _hidden_lines(sources: _Sources, known: int, reason: str, measure_context: bool) -> list[LedgerLine]:
-    """Where NVML hides who holds what, other processes, the context and all else that is not known are one line."""
+    """Return one line for other processes, the context and all unknown memory, because NVML does not tell them apart."""
     rest = max(0, sources.used - known)
     why = f"NVML does not tell them apart: {reason}"
     if not measure_context:

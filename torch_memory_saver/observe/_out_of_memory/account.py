@@ -1,7 +1,8 @@
-"""Who holds the memory of the device that ran out, from the ledger, and the sentences about it: what failed, who holds most,
-and what to do.
+"""The holders of the memory of a device that ran out, from the ledger, and the sentences about it: what failed, who holds
+most, and what to do.
 
-Called on the thread that fails, without a lock. Raises no Exception: what cannot be found out is missing in the text.
+The functions are called on the thread that fails, without a lock. They raise no Exception: unknown facts are missing in the
+text.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ logger = logging.getLogger("torch_memory_saver")
 
 #: Before the number of a process, in the name of a part.
 _PID = "pid "
-#: How many parts of a line are named.
+#: The number of parts of a line that are named.
 _MOST_PARTS = 3
 _RETURN_SLACK = (
     'pause(tag, backup="host") and resume(tag) return it and keep the contents. Tags with region(runs=False), and processes '
     "with TMS_RUNS=0, have none."
 )
-#: Who holds a line, in a sentence. A library has its own name.
+#: The holder of a line, as part of a sentence. A library has its own name.
 _HOLDERS = {
     "managed": "managed memory of this process that is resident",
     "slack": "slack of this process",
@@ -195,7 +196,7 @@ def _limit(allowed: int) -> str:
 
 
 def holder_name(line: LedgerLine) -> str:
-    """Who holds the memory of a line, for a sentence."""
+    """Return the name of the holder of a line's memory, for a sentence."""
     return line.name if line.holder == "processes" else _HOLDERS.get(line.holder, line.name)
 
 

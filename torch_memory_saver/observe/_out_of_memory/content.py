@@ -1,4 +1,4 @@
-"""Everything that a report says, as data for JSON. A part that cannot be had is None, and `missing` says why.
+"""Collect the content of a report, as data for JSON. An unavailable part is None, and `missing` says why.
 
 Its keys: `format`, `version`, `number` (of the report in its process), `time` and `time_ns`; the parts `failure`, `process`,
 `device`, `ledger`, `tags`, `torch`, `settings`, `events` (an event file in itself) and `stacks`; `summary`, the paragraph in
@@ -146,7 +146,7 @@ def _tags(failure: Failure) -> list[dict[str, Any]]:
 
 
 def _torch(failure: Failure) -> dict[str, Any] | None:
-    """PyTorch's own counters of the device, paused memory included."""
+    """Return PyTorch's own counters of the device, which include paused memory."""
     torch = layer.in_use()
     if torch is None or failure.device is None:
         return None

@@ -1,11 +1,11 @@
 """The files of the reports. Names begin with the time, so that a listing shows them in order; a container gives each start
 of a program the same process id, and only the time tells those apart.
 
-How many there are is bounded. A process keeps its first report, which shows how it began, and its latest: the error that
+Their number is bounded. A process keeps its first report, which shows how it began, and its latest: the error that
 ended the process is the last. A folder keeps the latest reports of all processes, so that a job that crashes and is
 restarted for a whole night does not fill the disk, and its last crashes can be read.
 
-Any thread may call. Has no lock: the list of this process's reports is changed by single operations only.
+Any thread may call. There is no lock: the list of this process's reports is changed by single operations only.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["MOST_IN_FOLDER", "MOST_OF_PROCESS", "ReportFolder"]
 
 logger = logging.getLogger("torch_memory_saver")
 
-#: How many reports of one process there are at most: the first and the latest.
+#: The maximum number of reports of one process: the first and the latest are kept.
 MOST_OF_PROCESS = 10
-#: How many of all processes together.
+#: The maximum number of reports of all processes together.
 MOST_IN_FOLDER = 256
 
-#: What each report has: the one that people read, and the one for programs.
+#: The files of each report: the one that people read, and the one for programs.
 _SUFFIXES = (".txt", ".json")
 #: A report's name without its suffix, in the names of its files. A process that was killed leaves one with the ending .tmp.
 _FILE = re.compile(r"\.?(oom-\d{8}T\d{6}\.\d{3}Z(?:-rank\d+)?-pid\d+-\d+)\.(?:txt|json)(?:\.[\da-f-]+\.tmp)?")
@@ -80,7 +80,7 @@ class ReportFolder:
         return written
 
     def begin_anew(self) -> None:
-        """In a forked child, which has none of its parent's reports."""
+        """Begin again without reports, in a forked child, which has none of its parent's."""
         self._own = []
 
     def _count(self, error: OSError) -> None:

@@ -1,4 +1,4 @@
-"""The reports of this process: when one is made, what the program gets to see of it, and what starts them.
+"""The reporter of this process: make reports of failures, log them or write them to files, and explain errors.
 
 `attach_observer` is called at the first use of this package, and has PyTorch report its own errors. `start_reports` is the
 recording `oom` of TMS_DEBUG, which has reports written to files without a change of the program.
@@ -7,7 +7,7 @@ Any thread may call, also a thread of C++ on which PyTorch calls its observers. 
 counter and the list of files. A report that is being made keeps later failures of its thread from being reported, such as
 one in a handler of the log.
 
-What most processes never need is imported with the first report, or by `start_reports`.
+Modules that most processes never need are imported with the first report, or by `start_reports`.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Reporter:
         self._attempt(lambda: self._report(lambda: failure_of_error(error, tags), use))
 
     def observe(self, device: int, requested: int, allowed: int, free: int) -> None:
-        """PyTorch's observer: called before it raises its own error, whose text is PyTorch's. The log gets the rest. Without
-        a folder there is a line only if ``empty_cache()`` would give back managed memory, or if there is paused memory.
-        PyTorch's text counts paused memory as allocated."""
+        """Report an error of PyTorch, which calls this observer before it raises the error. The error's text is PyTorch's,
+        so the explanation is logged. Without a folder a line is logged only if ``empty_cache()`` would give back managed
+        memory, or if there is paused memory. PyTorch's text counts paused memory as allocated."""
         message = f"PyTorch needs {binary_size(requested)} on device {device} and has {binary_size(free)} free."
 
         def use(account: Account, *points: str) -> None:
@@ -87,7 +87,7 @@ class Reporter:
         self._attempt(lambda: self._report(lambda: failure_of_torch(device, requested, allowed), use))
 
     def begin_anew(self) -> None:
-        """In a forked child, which has none of its parent's reports, and one thread."""
+        """Begin again in a forked child, which has one thread and none of its parent's reports."""
         self._numbers = itertools.count(1)
         self._thread = _Thread()
         if self._folder is not None:
@@ -172,7 +172,7 @@ def attach_observer(torch: Any) -> None:
 
 
 def start_reports(directory: str) -> None:
-    """Has reports written to a folder. PyTorch's own errors are observed as soon as the process uses CUDA, if PyTorch is
+    """Have reports written to a folder. PyTorch's own errors are observed as soon as the process uses CUDA, if PyTorch is
     imported by now; otherwise as soon as this package uses it. Initialises nothing."""
     # Imported now, not where memory is short.
     from torch_memory_saver.observe._out_of_memory import content, text  # noqa: F401

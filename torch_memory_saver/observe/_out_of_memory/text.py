@@ -12,7 +12,7 @@ __all__ = ["format_report"]
 
 _WIDTH = 88
 _NS_PER_SECOND = 1_000_000_000
-#: How many of the latest events, and frames of a call stack, are shown. The data has more.
+#: The number of latest events, and of frames of a call stack, that are shown. The data has more.
 _MOST_EVENTS, _MOST_FRAMES = 20, 6
 #: Columns of the table of tags.
 _STATES = ("resident", "slack", "paused", "backup", "damaged")
@@ -42,7 +42,7 @@ def format_report(report: dict[str, Any], ledger: Ledger | None) -> str:
 
 
 def _shown(character: str) -> str:
-    """Names of files and tags may have bytes that are no text, and characters that a terminal would obey."""
+    """Return a character, escaped if it is no text or a terminal would obey it. Names of files and tags may contain such."""
     return character if character == "\n" or character.isprintable() else character.encode("unicode_escape").decode()
 
 
@@ -52,7 +52,7 @@ def _paragraph(text: str) -> list[str]:
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:
-    """One section; none without lines."""
+    """Return a section; none without lines."""
     body = list(lines)
     return ["\n".join([title, *(f"  {line}".rstrip() for line in body)])] if body else []
 

@@ -1,4 +1,4 @@
-"""What other processes of this user hold on the GPUs: their shared pages, NVML, and requests for files.
+"""The memory that other processes of this user hold on the GPUs: their shared pages, NVML, and requests for files.
 
 ``pages`` reads pages; ``view`` puts them and the values of NVML together as plain values; ``table`` makes lines of a view.
 The last two touch nothing else. ``names`` has the names of other programs, and their widths on a terminal. ``requests`` has

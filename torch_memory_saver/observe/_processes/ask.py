@@ -1,4 +1,4 @@
-"""The command `ask`: a file of another process, written at its next pause or resume, and put where it is wanted."""
+"""The command `ask`: have another process write a file at its next pause or resume, and move the file to its destination."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def _name_of_user(uid: int) -> str:
 
 
 def width_of(text: str) -> int:
-    """How many columns of a terminal the text takes. Chinese characters, for instance, take two each."""
+    """Return the number of columns of a terminal that the text takes. Chinese characters, for instance, take two each."""
     return sum(map(_columns, text))
 
 

@@ -1,5 +1,4 @@
-"""Requests: a process of this user has another one write a file beside its page, at the next pause or resume of that
-process.
+"""Requests: have another process of this user write a file beside its page, at its next pause or resume.
 
 `request_file` is the side of the process that asks. `start_serving` is the side of the process that is asked: it serves on
 the thread of each pause and resume, after the call and without a lock. Without a request that costs the reading of one word.
@@ -165,7 +164,7 @@ def _find(pid: int) -> Page:
 
 
 def _why_not(pid: int, directory: Path, is_foreign: bool, unreadable: dict[str, str]) -> str:
-    """Why a process has no page that can be used, and what to do."""
+    """Return why a process has no page that can be used, and what to do."""
     for path, why in unreadable.items():
         if path == printable(str(directory)):
             return f"the directory of the pages, {path}, cannot be used: {why}"
@@ -191,8 +190,8 @@ def _why_not(pid: int, directory: Path, is_foreign: bool, unreadable: dict[str, 
 
 
 class _Server:
-    """Serves requests. The rank is often known only after the first use of the package: it is looked up again at the first
-    call, and with each request."""
+    """The server of requests in this process. The rank is often known only after the first use of the package: it is looked
+    up again at the first call, and with each request."""
 
     def __init__(self) -> None:
         self._called = False

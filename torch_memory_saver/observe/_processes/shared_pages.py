@@ -1,4 +1,4 @@
-"""Shared pages: what each process of this user holds, as it says itself (``csrc/include/tms_shared_page.h``)."""
+"""Shared pages, in which each process of this user publishes what it holds (``csrc/include/tms_shared_page.h``)."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ def _read_or_remove(descriptor: int, folder: Folder, name: str) -> Page | None:
 
 
 def _start_of(pid: int) -> int | None:
-    """When a process was started, in clock ticks after the boot; 0 if it does not exist, None if that is unknown."""
+    """Return when a process was started, in clock ticks after the boot: 0 if it does not exist, None if that is unknown."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""The lines of `top`: a view as text of a given width. Pure."""
+"""The lines of `top`: a view as text of a given width. This module has no state and reads nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PID_WIDTH = 7
 _NARROWEST = _PID_WIDTH + 1 + _SMALLEST_NAME + sum(width + 1 for _, width in _COLUMNS)
 _INDENT = "      "
 _TAG_INDENT = len(_INDENT)
-#: How many tags of a process have a line. The others share one.
+#: The number of tags of a process that have a line. The others share one.
 _MOST_TAGS = 10
 _WITHOUT_ROW = "(others)"
 _FOREIGN = "* in another PID namespace, such as a container's: the number is the one there"

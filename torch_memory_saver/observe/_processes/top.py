@@ -1,4 +1,4 @@
-"""The command `top`: what is on the GPUs, and what of it is managed."""
+"""The command `top`, which shows the memory of the GPUs, and how much of it is managed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run_top(arguments: argparse.Namespace) -> int:
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
-    """None: the program was started with the stream closed."""
+    """Return whether a stream is a terminal. It is None if the program was started with the stream closed."""
     return stream is not None and stream.isatty()
 
 
@@ -76,11 +76,11 @@ def look() -> View:
     pids = {page.pid for page in pages.pages if not page.foreign}
     pids |= {process.pid for gpu in gpus.gpus for process in gpu.processes}
     programs = {pid: Program(command_name(pid), user_of(pid)) for pid in pids}
-    store, unreadable = _look_at_store()
+    store, unreadable = _read_store()
     return make_view(pages, gpus, time.monotonic_ns(), programs, store, unreadable)
 
 
-def _look_at_store() -> tuple[StoreView | None, dict[str, str]]:
+def _read_store() -> tuple[StoreView | None, dict[str, str]]:
     """Return the shared store of this user, and why it cannot be read, by path."""
     from torch_memory_saver._shared_folder import VARIABLE, store_path
     from torch_memory_saver.observe._processes.view import StoreView

@@ -26,13 +26,13 @@ _INTERVALS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 #: A character, or the number that curses gives a key without one.
 Key = str | int
 _ENTER, _ESCAPE, _BACKSPACES = ("\n", "\r", curses.KEY_ENTER), "\x1b", ("\b", "\x7f", curses.KEY_BACKSPACE)
-#: How long a key after Escape may take, in milliseconds, to be one with it; a terminal sends arrow keys so.
+#: The milliseconds within which a key after Escape belongs to it. Terminals send arrow keys in this way.
 _ESCAPE_DELAY_MS = 25
-#: How often the size of the terminal is looked at.
+#: The interval at which the size of the terminal is queried.
 _TICK_S = 0.25
 _STYLES = {"gpu": curses.A_BOLD, "heading": curses.A_REVERSE, "tag": curses.A_DIM}
 _HELP = "q quit  s sort  / filter  + - interval  arrows scroll  ? help"
-#: What the help key shows instead of the processes, until the next key: what is explained, and the text.
+#: The lines that the help key shows instead of the processes, until the next key: the subject, and the explanation.
 _KEYS = (
     ("q", "quit"),
     ("s", f"sort the processes by the next of {', '.join(ORDERS)}"),
@@ -78,9 +78,9 @@ class _HungUp(Exception):
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block by an exception, so that the terminal is restored. SIGWINCH only interrupts a wait:
-    the size is looked at instead, because curses misses a signal that comes while it does not wait, and because LINES and
-    COLUMNS hide the new size from it. It needs a handler, because curses puts its own in the place of SIG_IGN."""
+    """Have SIGTERM and SIGHUP end the block by an exception, so that the terminal is restored. SIGWINCH only interrupts a
+    wait: the size is queried instead, because curses misses a signal that comes while it does not wait, and because LINES
+    and COLUMNS hide the new size from it. It needs a handler, because curses puts its own in the place of SIG_IGN."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(_TERMINATED + number)
@@ -103,7 +103,7 @@ def _help_lines(width: int) -> list[Line]:
 
 
 class _Screen:
-    """What is shown, and what the keys change."""
+    """The state of the screen, which the keys change."""
 
     def __init__(self, window: curses.window, look: Callable[[], View], interval: float, sort: str, pattern: str) -> None:
         self._window = window

@@ -1,4 +1,5 @@
-"""What `top` shows, as plain values: pages and NVML put together by GPU. Reads nothing, and gets the time as an argument."""
+"""The content of `top`, as plain values: pages and NVML combined by GPU. This module reads nothing, and gets the time as an
+argument."""
 
 from __future__ import annotations
 

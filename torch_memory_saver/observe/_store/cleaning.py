@@ -1,4 +1,4 @@
-"""The removal of what dead processes have left in the shared store, by the rules of ``csrc/backup/shared/folder.h``."""
+"""Remove what dead processes have left in the shared store, by the rules of ``csrc/backup/shared/folder.h``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def clean_store(path: Path) -> Removed:
     with opened_store(path) as folder, contextlib.ExitStack() as stack:
         try:
             objects = stack.enter_context(opened(folder.descriptor, OBJECTS))
-        except FileNotFoundError:  # no process has come as far as its holder
+        except FileNotFoundError:  # no process has made its holder yet
             return removed
         for name, directory in directories_in(folder.descriptor, NAMES):
             with _noted(removed, folder.path / NAMES / name):

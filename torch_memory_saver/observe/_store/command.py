@@ -1,4 +1,4 @@
-"""The command `store`: its options, and what it prints."""
+"""The command `store`: its options and its output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Store", "lines_of", "sentence_of"]
 
 
 class Store(Command):
-    """Lists the shared store, and cleans it."""
+    """The command `store`, which lists and cleans the shared store."""
 
     name = "store"
     help = (

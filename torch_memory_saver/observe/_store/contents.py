@@ -1,4 +1,4 @@
-"""What is in the shared store: its objects, each with the number of its holders, and the published names."""
+"""The contents of the shared store: its objects, each with the number of its holders, and the published names."""
 
 from __future__ import annotations
 

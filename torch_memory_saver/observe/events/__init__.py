@@ -1,4 +1,4 @@
-"""The history of what the package did: the event ring of the native core, and its exports.
+"""The history of this package's operations: the event ring of the native core, and its exports.
 
 The ring keeps the latest 16384 allocations, frees, pauses and resumes with their phases, and failures. An export contains
 the number of dropped events, and the memory that each tag held at its first event, so that levels drawn from it are correct.

@@ -94,6 +94,14 @@ def test_within_raises_the_exception_of_the_end() -> None:
         _core.within(Manager(KeyError("end")), int, "7")
 
 
+def test_within_passes_all_arguments_and_leaves_no_references() -> None:
+    item = object()
+    before = sys.getrefcount(item)
+    assert _core.within(Manager(), lambda *given: given == (item, 1, item), item, 1, item)
+    assert _core.within(Manager(), lambda *given: given == ())
+    assert sys.getrefcount(item) == before
+
+
 def test_moves_and_records_leave_no_references() -> None:
     item, source, target = object(), [], []
     before = sys.getrefcount(item)

@@ -68,7 +68,7 @@ def test_a_shard_that_is_missing_is_met(missing: int) -> None:
     data = b"".join((b"\xff" if number == missing else b"\1") * shard for number in range(PARTS))
     (found,), _, _ = look(data, (0, len(data), False))
     assert found is not None
-    assert 0 < found.unwritten < found.looked_at
+    assert 0 < found.unwritten < found.examined
 
 
 def test_single_bytes_of_that_value_are_data() -> None:
@@ -124,6 +124,6 @@ def test_overlapping_pieces_are_counted_as_each_alone(data: bytes, pieces: list[
     assert copied == sum(end - begin for call in memory.calls for begin, end in call if end <= len(data))
     for (begin, size, whole), found in zip(pieces, together, strict=True):
         if found is not None and (whole or size <= PARTS * PART_BYTES):
-            assert found.looked_at == size
+            assert found.examined == size
         if found is not None and data[begin : begin + size].count(PATTERN) == size:
-            assert found.unwritten == found.looked_at
+            assert found.unwritten == found.examined

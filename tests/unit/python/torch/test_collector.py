@@ -13,10 +13,10 @@ from fake_torch import FakeTorch
 from interruptions import every_interruption
 from other_threads import in_thread
 
-from torch_memory_saver._torch.base.collector import collector_stopped
+from torch_memory_saver._torch.base.collector import StoppedCollector
 from torch_memory_saver._torch.memory.default_pool import DefaultPool
 from torch_memory_saver._torch.memory.live_blocks import live_finder
-from torch_memory_saver._torch.memory.pause_preparation import pausing
+from torch_memory_saver._torch.memory.pause_preparation import PausePreparation
 from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
@@ -94,7 +94,7 @@ def test_what_is_read_about_idle_segments(saver: TorchMemorySaver, many_blocks: 
         return real(*arguments)
 
     many_blocks.segments = counted  # type: ignore[method-assign]
-    with collections() as begun, pausing(store, many_blocks, None):
+    with collections() as begun, PausePreparation(store, many_blocks, None):
         pass
     assert read > 0
     assert len(begun) <= 1
@@ -102,8 +102,8 @@ def test_what_is_read_about_idle_segments(saver: TorchMemorySaver, many_blocks: 
 
 def test_the_collector_runs_again_after_the_last_use() -> None:
     before = gc.get_threshold()
-    with collector_stopped():
-        with collector_stopped():
+    with StoppedCollector():
+        with StoppedCollector():
             assert not collects()
         assert not collects()
     assert collects()
@@ -123,7 +123,7 @@ def test_the_program_decides_meanwhile(enabled: bool) -> None:
     change, undo = (gc.enable, gc.disable) if enabled else (gc.disable, gc.enable)
     undo()
     try:
-        with collector_stopped():
+        with StoppedCollector():
             assert gc.isenabled() != enabled
             in_thread(change)
         assert gc.isenabled() == enabled
@@ -135,9 +135,9 @@ def test_the_program_decides_meanwhile(enabled: bool) -> None:
 def test_the_program_sets_thresholds_meanwhile() -> None:
     before = gc.get_threshold()
     try:
-        with collector_stopped():
+        with StoppedCollector():
             gc.set_threshold(0)
-            with collector_stopped():
+            with StoppedCollector():
                 assert not collects()
         assert gc.get_threshold()[0] == 0
     finally:
@@ -153,13 +153,13 @@ def test_a_child_that_is_forked_meanwhile_by_another_thread() -> None:
             os._exit(0 if gc.isenabled() and collects() else 1)
         statuses.append(os.waitpid(child, 0)[1])
 
-    with collector_stopped():
+    with StoppedCollector():
         in_thread(fork)
     assert statuses == [0]
 
 
 def test_a_child_that_is_forked_inside() -> None:
-    with collector_stopped():
+    with StoppedCollector():
         child = os.fork()
         if child == 0:
             inside = collects()
@@ -172,7 +172,7 @@ def test_a_signal_at_any_place() -> None:
     before = gc.get_threshold()
 
     def use() -> None:
-        with collector_stopped():
+        with StoppedCollector():
             pass
 
     for place in every_interruption(use):

@@ -14,7 +14,7 @@ from other_threads import in_thread
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import engine
-from torch_memory_saver._torch.memory.pause_preparation import pausing
+from torch_memory_saver._torch.memory.pause_preparation import PausePreparation
 from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
@@ -219,7 +219,7 @@ def test_an_entry_while_the_tag_is_paused(saver: TorchMemorySaver, fake_torch: F
 
 def test_a_pause_keeps_no_region_from_being_entered(store: PoolStore, checks: Checks, step: int) -> None:
     def use() -> None:
-        with pausing(store, None, ("a",)):
+        with PausePreparation(store, None, ("a",)):
             pass
 
     for place in every_interruption(use, step):

@@ -44,7 +44,7 @@ def test_a_region_entered_during_a_pause_waits_for_its_end(
 
     store.regions._admission.changed.wait_until = announce  # type: ignore[method-assign]
     thread = threading.Thread(target=work)
-    with pause_preparation.pausing(store, fake_torch, ("a",), math.inf):  # type: ignore[arg-type]
+    with pause_preparation.PausePreparation(store, fake_torch, ("a",), math.inf):  # type: ignore[arg-type]
         thread.start()
         assert waiting.wait(60)
         assert entered == []

@@ -1,4 +1,4 @@
-"""The function compare(), which finds what grew in which process, and its result.
+"""The function compare(), which finds the memory that grew in each process, and its result.
 
 The results are Python values, or plain values for JSON. Sizes are bytes. The module combines the results of the other
 modules, and finds nothing itself.

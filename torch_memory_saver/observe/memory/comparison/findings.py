@@ -1,4 +1,4 @@
-"""What the text and the page of a comparison show: the attributes of :class:`Comparison` that they read."""
+"""The findings that the text and the page of a comparison show: the attributes of :class:`Comparison` that they read."""
 
 from __future__ import annotations
 
