@@ -205,7 +205,7 @@ tms_status_t tms_pass_finish(tms_pass_t *pass, tms_error_t *error) {
     return first;
 }
 
-tms_status_t tms_pass_run(tms_pass_t *pass, tms_error_t *error) {
+tms_status_t tms_pass_perform(tms_pass_t *pass, tms_error_t *error) {
     const tms_error_context_t context = {.operation = pass->operation, .device = TMS_NO_DEVICE};
     if (pass->count == 0) return tms_pass_finish(pass, error);
     tms_pass_start(pass);

@@ -121,8 +121,8 @@ static tms_status_t await_others(relay_t *relay, const tms_error_context_t *cont
     const uint64_t began = tms_clock_nanoseconds();
     tms_status_t status = look(relay, &left, &claimed, error);
     while (status == TMS_OK && left > 0) {
-        status = claimed ? tms_shared_ring_run(relay->store, relay->copier, relay->jobs.count, 0, save_object, relay,
-                                               context, error)
+        status = claimed ? tms_shared_ring_perform(relay->store, relay->copier, relay->jobs.count, 0, save_object, relay,
+                                                   context, error)
                          : sleep_between(relay, context, error);
         if (status == TMS_OK) status = look(relay, &left, &claimed, error);
     }
@@ -144,14 +144,14 @@ static tms_status_t move(relay_t *relay, tms_error_t *error) {
     const tms_error_context_t context = {.operation = relay->jobs.list[0].context.operation, .device = copier->device};
     if (relay->saving) {
         tms_status_t status =
-            tms_shared_ring_run(relay->store, copier, relay->jobs.count, (size_t)(tms_random_number() % relay->jobs.count),
-                                save_object, relay, &context, error);
+            tms_shared_ring_perform(relay->store, copier, relay->jobs.count,
+                                    (size_t)(tms_random_number() % relay->jobs.count), save_object, relay, &context, error);
         return status == TMS_OK ? await_others(relay, &context, error) : status;
     }
     /* Memory may be filled before its contents are copied. */
     tms_status_t status = TMS_DRIVER_CALL(copier->driver, &context, error, cuStreamSynchronize, copier->stream);
     return status == TMS_OK
-               ? tms_shared_ring_run(relay->store, copier, relay->jobs.count, 0, load_object, relay, &context, error)
+               ? tms_shared_ring_perform(relay->store, copier, relay->jobs.count, 0, load_object, relay, &context, error)
                : status;
 }
 

@@ -193,9 +193,9 @@ static tms_status_t work(run_t *run, int lanes) {
     return run->status;
 }
 
-tms_status_t tms_shared_ring_run(tms_shared_store_t *store, tms_copier_t *copier, size_t count, size_t first,
-                                 tms_shared_work_t perform, void *context, const tms_error_context_t *where,
-                                 tms_error_t *error) {
+tms_status_t tms_shared_ring_perform(tms_shared_store_t *store, tms_copier_t *copier, size_t count, size_t first,
+                                     tms_shared_work_t perform, void *context, const tms_error_context_t *where,
+                                     tms_error_t *error) {
     run_t run = {.store = store,
                  .copier = copier,
                  .work = perform,

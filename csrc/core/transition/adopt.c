@@ -169,7 +169,7 @@ static tms_status_t check_group(const group_t *group, tms_wait_t *wait, tms_erro
     tms_pass_t pass = {
         .stores = &t->saver->stores, .wait = wait, .operation = t->requested.operation, .purpose = TMS_PASS_NAMES};
     FOR_EACH_PIECE(piece, group) tms_pass_add(&pass, &piece->backup, &piece->backup.planned, piece->scratch, group->device);
-    tms_status_t status = tms_pass_run(&pass, error);
+    tms_status_t status = tms_pass_perform(&pass, error);
     if (status != TMS_OK) return status;
     FOR_EACH_PIECE(piece, group) {
         const tms_error_context_t context = tms_pieces_context(&call->pieces, piece);
@@ -230,10 +230,10 @@ static tms_status_t adopt(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
-tms_status_t tms_adopt_run(tms_saver_t *saver, const tms_selection_t *selection, const tms_shared_piece_t *pieces,
-                           size_t count, const char *names, size_t *missing, tms_error_t *error) {
+tms_status_t tms_adopt_perform(tms_saver_t *saver, const tms_selection_t *selection, const tms_shared_piece_t *pieces,
+                               size_t count, const char *names, size_t *missing, tms_error_t *error) {
     adopt_t call = {.pieces = {.memory = pieces, .count = count}, .names = names};
-    const tms_status_t status = tms_pieces_run(&call.pieces, saver, selection, "adopt", adopt, error);
+    const tms_status_t status = tms_pieces_perform(&call.pieces, saver, selection, "adopt", adopt, error);
     *missing = call.missing;
     return status;
 }

@@ -91,8 +91,9 @@ tms_status_t tms_pieces_name(const tms_pieces_t *call, const tms_named_piece_t *
     return TMS_OK;
 }
 
-tms_status_t tms_pieces_run(tms_pieces_t *call, tms_saver_t *saver, const tms_selection_t *selection, const char *operation,
-                            tms_status_t (*act)(tms_transition_t *t, tms_error_t *error), tms_error_t *error) {
+tms_status_t tms_pieces_perform(tms_pieces_t *call, tms_saver_t *saver, const tms_selection_t *selection,
+                                const char *operation, tms_status_t (*act)(tms_transition_t *t, tms_error_t *error),
+                                tms_error_t *error) {
     static const char *const no_tags[1] = {NULL};
     tms_selection_t nothing = *selection;
     nothing.tags = no_tags;
@@ -105,7 +106,7 @@ tms_status_t tms_pieces_run(tms_pieces_t *call, tms_saver_t *saver, const tms_se
                                                .to = TMS_SEGMENT_ACTIVE,
                                                .any_memory = true},
                                  .act = act};
-    const tms_status_t status = tms_steps_run(&call->t, error);
+    const tms_status_t status = tms_steps_perform(&call->t, error);
     tms_backup_stores_after_resume(&saver->stores);
     return status;
 }

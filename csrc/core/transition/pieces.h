@@ -34,8 +34,9 @@ static inline tms_shared_store_t *tms_pieces_store(const tms_pieces_t *call) { r
 tms_error_context_t tms_pieces_context(const tms_pieces_t *call, const tms_named_piece_t *piece);
 
 /* Performs the call, which selects no allocation and has the callbacks of `selection`. */
-tms_status_t tms_pieces_run(tms_pieces_t *call, tms_saver_t *saver, const tms_selection_t *selection, const char *operation,
-                            tms_status_t (*act)(tms_transition_t *t, tms_error_t *error), tms_error_t *error);
+tms_status_t tms_pieces_perform(tms_pieces_t *call, tms_saver_t *saver, const tms_selection_t *selection,
+                                const char *operation, tms_status_t (*act)(tms_transition_t *t, tms_error_t *error),
+                                tms_error_t *error);
 
 /* The functions below are for `act`, which begins with the first and ends with tms_pieces_finish, except in a forked child.
  */

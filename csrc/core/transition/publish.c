@@ -26,7 +26,7 @@ static tms_status_t find_fingerprints(publish_t *call, tms_error_t *error) {
         tms_named_piece_t *piece = &call->pieces.list[i];
         tms_pass_add(&pass, &piece->backup, &piece->backup.planned, piece->memory->address, (int)piece->memory->device);
     }
-    return tms_pass_run(&pass, error);
+    return tms_pass_perform(&pass, error);
 }
 
 /* Links the objects that exist, and counts the bytes of the others, each once. */
@@ -126,10 +126,11 @@ static tms_status_t publish(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
-tms_status_t tms_publish_run(tms_saver_t *saver, const tms_selection_t *selection, const tms_shared_piece_t *pieces,
-                             size_t count, const char *name, const char *contents, uint64_t *written, tms_error_t *error) {
+tms_status_t tms_publish_perform(tms_saver_t *saver, const tms_selection_t *selection, const tms_shared_piece_t *pieces,
+                                 size_t count, const char *name, const char *contents, uint64_t *written,
+                                 tms_error_t *error) {
     publish_t call = {.pieces = {.memory = pieces, .count = count, .aligned = true}, .name = name, .contents = contents};
-    const tms_status_t status = tms_pieces_run(&call.pieces, saver, selection, "publish", publish, error);
+    const tms_status_t status = tms_pieces_perform(&call.pieces, saver, selection, "publish", publish, error);
     *written = call.written;
     return status;
 }

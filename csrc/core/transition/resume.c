@@ -283,7 +283,7 @@ static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection,
                           .perform = perform,
                           .calls = &saver->stats.resumes,
                           .report = report};
-    tms_status_t status = tms_steps_run(&t, error);
+    tms_status_t status = tms_steps_perform(&t, error);
     if (status == TMS_BACKUP_IO && error)
         tms_error_append(error, " If these contents are lost, pause(tag, backup=\"discard\") gives them up, and resume(tag) "
                                 "then brings the memory back without them.");
@@ -297,7 +297,8 @@ static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection,
     return status;
 }
 
-tms_status_t tms_resume_run(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
+tms_status_t tms_resume_perform(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
+                                tms_error_t *error) {
     return resume(saver, selection, NULL, report, error);
 }
 

@@ -282,7 +282,7 @@ static tms_status_t check_selection(const tms_transition_t *t, tms_error_t *erro
     return TMS_OK;
 }
 
-tms_status_t tms_steps_run(tms_transition_t *t, tms_error_t *error) {
+tms_status_t tms_steps_perform(tms_transition_t *t, tms_error_t *error) {
     const tms_selection_t *selection = t->requested.selection;
     bool asks = selection->interrupted || selection->on_progress;
     tms_wait_begin(&t->wait, asks ? poll : NULL, t, selection->timeout_seconds);

@@ -33,7 +33,7 @@
 
 /* Runs a call, with everything that each call does before and after its work: the checks, the turn, the list and the
  * observers (observers.h). */
-tms_status_t tms_steps_run(tms_transition_t *t, tms_error_t *error);
+tms_status_t tms_steps_perform(tms_transition_t *t, tms_error_t *error);
 /* One attempt: takes the turn, collects the list, acts, and releases the turn. */
 tms_status_t tms_steps_attempt(tms_transition_t *t, tms_error_t *error);
 

@@ -287,7 +287,8 @@ static void an_object_of_a_stopped_writer_is_not_published(void **state) {
     assert_int_equal(claim.state, TMS_SHARED_CLAIMED);
     store_of(f)->patience = INT_MAX;
     const tms_selection_t cancelled = {.interrupted = stop};
-    assert_int_equal(tms_publish_run(&f->saver, &cancelled, &piece, 1, "name", contents, &written, &error), TMS_INTERRUPTED);
+    assert_int_equal(tms_publish_perform(&f->saver, &cancelled, &piece, 1, "name", contents, &written, &error),
+                     TMS_INTERRUPTED);
     store_of(f)->patience = 0;
     assert_int_equal(publish(f, "name", &piece, 1, &written, &error), TMS_BACKUP_IO);
     assert_non_null(strstr(error.message, again.text));

@@ -19,7 +19,7 @@ static inline tms_shared_piece_t piece_at(uint64_t address, uint64_t bytes) {
 static inline tms_status_t publish(fixture_t *f, const char *name, const tms_shared_piece_t *pieces, size_t count,
                                    uint64_t *written, tms_error_t *error) {
     const tms_selection_t selection = {0};
-    return tms_publish_run(&f->saver, &selection, pieces, count, name, contents, written, error);
+    return tms_publish_perform(&f->saver, &selection, pieces, count, name, contents, written, error);
 }
 
 static inline void publish_one(fixture_t *f, const char *name, uint64_t address, uint64_t expected) {
@@ -33,7 +33,7 @@ static inline void publish_one(fixture_t *f, const char *name, uint64_t address,
 static inline tms_status_t adopt(fixture_t *f, const tms_shared_piece_t *pieces, size_t count, const char *names,
                                  size_t *missing, tms_error_t *error) {
     const tms_selection_t selection = {0};
-    return tms_adopt_run(&f->saver, &selection, pieces, count, names, missing, error);
+    return tms_adopt_perform(&f->saver, &selection, pieces, count, names, missing, error);
 }
 
 static inline void adopt_all(fixture_t *f, const tms_shared_piece_t *pieces, size_t count, const char *names) {
