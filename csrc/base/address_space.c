@@ -4,7 +4,7 @@
 
 /* The maximum number of free pieces of a size's own class that a search compares. All pieces of the next classes are large
  * enough. */
-enum { COMPARED_MOST = 16, BITS = 64 };
+enum { MAX_COMPARED = 16, BITS = 64 };
 
 static int class_of(uint64_t bytes) { return BITS - 1 - __builtin_clzll(bytes); }
 
@@ -36,7 +36,7 @@ static void pop(tms_piece_t *piece) {
 
 uint64_t tms_space_growth(const tms_space_t *space, uint64_t bytes) {
     if (bytes >= TMS_SPACE_ALONE_BYTES) return bytes;
-    uint64_t size = space->reserved_bytes < TMS_SPACE_RANGE_MOST_BYTES ? space->reserved_bytes : TMS_SPACE_RANGE_MOST_BYTES;
+    uint64_t size = space->reserved_bytes < TMS_MAX_SPACE_RANGE_BYTES ? space->reserved_bytes : TMS_MAX_SPACE_RANGE_BYTES;
     return size > bytes ? size : bytes;
 }
 
@@ -64,7 +64,7 @@ void tms_space_remove(tms_range_t *range) {
 /* The smallest of the compared pieces of the class that is large enough, or NULL. */
 static tms_piece_t *compare(tms_space_t *space, tms_piece_t *piece, uint64_t bytes) {
     tms_piece_t *best = NULL;
-    for (int compared = 0; piece && compared < COMPARED_MOST; compared++, piece = piece->next_free) {
+    for (int compared = 0; piece && compared < MAX_COMPARED; compared++, piece = piece->next_free) {
         space->steps++;
         uint64_t size = tms_piece_bytes(piece);
         if (size >= bytes && (!best || size < tms_piece_bytes(best))) best = piece;

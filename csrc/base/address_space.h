@@ -21,7 +21,7 @@
 /* For pieces of this size, sharing a range gains nothing: docs/performance.md has the times of handles by size. */
 #define TMS_SPACE_ALONE_BYTES ((uint64_t)1 << 30)
 /* The largest range for several pieces. */
-#define TMS_SPACE_RANGE_MOST_BYTES ((uint64_t)64 << 30)
+#define TMS_MAX_SPACE_RANGE_BYTES ((uint64_t)64 << 30)
 
 enum { TMS_SPACE_CLASSES = 64 };
 

@@ -3,7 +3,7 @@
 #include "base/status.h"
 #include "convert.h"
 
-enum { MOST_FIELDS = 22 };
+enum { MAX_FIELDS = 22 };
 
 /* The fields are in the order of the functions below, and of _core.pyi. */
 static PyStructSequence_Field segment_fields[] = {{"address", "of the first byte"},
@@ -107,7 +107,7 @@ static PyStructSequence_Desc descriptions[TMS_PY_ROWS] = {
     [TMS_PY_DEVICE_INFO] = {"torch_memory_saver._core.DeviceInfo", "What a device is.", device_info_fields, 2},
     [TMS_PY_REGION_SETTINGS] = {"torch_memory_saver._core.RegionSettings", "A thread's settings.", region_settings_fields,
                                 5},
-    [TMS_PY_EVENT] = {"torch_memory_saver._core.Event", "An event.", event_fields, MOST_FIELDS},
+    [TMS_PY_EVENT] = {"torch_memory_saver._core.Event", "An event.", event_fields, MAX_FIELDS},
     [TMS_PY_EVENT_LEVEL] = {"torch_memory_saver._core.EventLevel", "What is held.", event_level_fields, 5},
     [TMS_PY_EVENTS_COPY] = {"torch_memory_saver._core.EventsCopy", "The latest events.", events_copy_fields, 4},
     [TMS_PY_LIBRARY] = {"torch_memory_saver._core.Library", "Memory of a library.", library_fields, 4},
@@ -141,40 +141,40 @@ static PyObject *make(PyObject *module, tms_py_row_t row, PyObject *const *value
 static PyObject *number(uint64_t value) { return PyLong_FromUnsignedLongLong(value); }
 
 PyObject *tms_py_segment(PyObject *module, const tms_segment_info_t *segment) {
-    PyObject *values[MOST_FIELDS] = {number(segment->address),
-                                     number(segment->bytes),
-                                     number(segment->reserved_bytes),
-                                     number(segment->backup_bytes),
-                                     PyLong_FromLong(segment->device),
-                                     PyLong_FromLong(segment->state),
-                                     PyLong_FromLong(segment->backup),
-                                     tms_py_text(segment->tag),
-                                     PyLong_FromLong(segment->contents),
-                                     PyFloat_FromDouble(segment->allocated_at),
-                                     PyFloat_FromDouble(segment->changed_at)};
+    PyObject *values[MAX_FIELDS] = {number(segment->address),
+                                    number(segment->bytes),
+                                    number(segment->reserved_bytes),
+                                    number(segment->backup_bytes),
+                                    PyLong_FromLong(segment->device),
+                                    PyLong_FromLong(segment->state),
+                                    PyLong_FromLong(segment->backup),
+                                    tms_py_text(segment->tag),
+                                    PyLong_FromLong(segment->contents),
+                                    PyFloat_FromDouble(segment->allocated_at),
+                                    PyFloat_FromDouble(segment->changed_at)};
 
     return make(module, TMS_PY_SEGMENT, values);
 }
 
 PyObject *tms_py_usage_row(PyObject *module, const tms_usage_info_t *usage) {
-    PyObject *values[MOST_FIELDS] = {usage->tag ? tms_py_text(usage->tag) : Py_NewRef(Py_None),
-                                     PyLong_FromLong(usage->device),
-                                     number(usage->allocations),
-                                     number(usage->bytes),
-                                     number(usage->resident_bytes),
-                                     number(usage->paused_bytes),
-                                     number(usage->damaged_bytes),
-                                     number(usage->backup_bytes),
-                                     number(usage->resident_peak_bytes),
-                                     number(usage->slack_bytes),
-                                     number(usage->deferred_bytes)};
+    PyObject *values[MAX_FIELDS] = {usage->tag ? tms_py_text(usage->tag) : Py_NewRef(Py_None),
+                                    PyLong_FromLong(usage->device),
+                                    number(usage->allocations),
+                                    number(usage->bytes),
+                                    number(usage->resident_bytes),
+                                    number(usage->paused_bytes),
+                                    number(usage->damaged_bytes),
+                                    number(usage->backup_bytes),
+                                    number(usage->resident_peak_bytes),
+                                    number(usage->slack_bytes),
+                                    number(usage->deferred_bytes)};
 
     return make(module, TMS_PY_USAGE, values);
 }
 
 PyObject *tms_py_export(PyObject *module, const tms_export_t *exported) {
-    PyObject *values[MOST_FIELDS] = {number(exported->address), number(exported->bytes), number(exported->generation),
-                                     PyLong_FromLong(exported->device), PyLong_FromLong(exported->descriptor)};
+    PyObject *values[MAX_FIELDS] = {number(exported->address), number(exported->bytes), number(exported->generation),
+                                    PyLong_FromLong(exported->device), PyLong_FromLong(exported->descriptor)};
 
     return make(module, TMS_PY_EXPORT, values);
 }
@@ -192,9 +192,9 @@ static PyObject *bytes_by_tag(const tms_report_t *report) {
 }
 
 PyObject *tms_py_report(PyObject *module, const tms_report_t *report) {
-    PyObject *values[MOST_FIELDS] = {number(report->allocations),         number(report->bytes),
-                                     number(report->copied_bytes),        number(report->unknown_tags),
-                                     PyFloat_FromDouble(report->seconds), number(report->unchanged_bytes)};
+    PyObject *values[MAX_FIELDS] = {number(report->allocations),         number(report->bytes),
+                                    number(report->copied_bytes),        number(report->unknown_tags),
+                                    PyFloat_FromDouble(report->seconds), number(report->unchanged_bytes)};
 
     values[6] = bytes_by_tag(report);
 
@@ -202,27 +202,27 @@ PyObject *tms_py_report(PyObject *module, const tms_report_t *report) {
 }
 
 PyObject *tms_py_tag_info_row(PyObject *module, const tms_tag_info_t *info) {
-    PyObject *values[MOST_FIELDS] = {number(info->paused), number(info->pause_epoch), number(info->discards)};
+    PyObject *values[MAX_FIELDS] = {number(info->paused), number(info->pause_epoch), number(info->discards)};
 
     return make(module, TMS_PY_TAG_INFO, values);
 }
 
 PyObject *tms_py_device_memory_row(PyObject *module, uint64_t free_bytes, uint64_t total_bytes) {
-    PyObject *values[MOST_FIELDS] = {number(free_bytes), number(total_bytes)};
+    PyObject *values[MAX_FIELDS] = {number(free_bytes), number(total_bytes)};
 
     return make(module, TMS_PY_DEVICE_MEMORY, values);
 }
 
 PyObject *tms_py_device_info_row(PyObject *module, const tms_device_info_t *info) {
-    PyObject *values[MOST_FIELDS] = {tms_py_text(info->uuid), number(info->total_bytes)};
+    PyObject *values[MAX_FIELDS] = {tms_py_text(info->uuid), number(info->total_bytes)};
 
     return make(module, TMS_PY_DEVICE_INFO, values);
 }
 
 PyObject *tms_py_region_settings(PyObject *module, const tms_region_settings_t *settings, int32_t depth) {
-    PyObject *values[MOST_FIELDS] = {tms_py_text(settings->tag), PyLong_FromLong(settings->backup),
-                                     PyBool_FromLong(settings->managed), PyLong_FromLong(depth),
-                                     PyBool_FromLong(!settings->own_handles)};
+    PyObject *values[MAX_FIELDS] = {tms_py_text(settings->tag), PyLong_FromLong(settings->backup),
+                                    PyBool_FromLong(settings->managed), PyLong_FromLong(depth),
+                                    PyBool_FromLong(!settings->own_handles)};
 
     return make(module, TMS_PY_REGION_SETTINGS, values);
 }
@@ -238,7 +238,7 @@ PyObject *tms_py_event(PyObject *module, const tms_event_t *event) {
 #define NAME(suffix, number, name) [number] = (name),
     static const char *const kinds[] = {TMS_EVENT_KINDS(NAME)}, *const phases[] = {TMS_EVENT_PHASES(NAME)};
 #undef NAME
-    PyObject *values[MOST_FIELDS] = {
+    PyObject *values[MAX_FIELDS] = {
         name_of(kinds, sizeof(kinds) / sizeof(kinds[0]), event->kind),
         name_of(phases, sizeof(phases) / sizeof(phases[0]), event->phase),
         PyUnicode_InternFromString(event->operation ? event->operation : ""),
@@ -267,23 +267,23 @@ PyObject *tms_py_event(PyObject *module, const tms_event_t *event) {
 }
 
 PyObject *tms_py_event_level(PyObject *module, const tms_event_level_t *level) {
-    PyObject *values[MOST_FIELDS] = {tms_py_text(level->tag), PyLong_FromLong(level->device),
-                                     number(level->holds.resident_bytes), number(level->holds.paused_bytes),
-                                     number(level->holds.backup_bytes)};
+    PyObject *values[MAX_FIELDS] = {tms_py_text(level->tag), PyLong_FromLong(level->device),
+                                    number(level->holds.resident_bytes), number(level->holds.paused_bytes),
+                                    number(level->holds.backup_bytes)};
 
     return make(module, TMS_PY_EVENT_LEVEL, values);
 }
 
 PyObject *tms_py_events_copy(PyObject *module, PyObject *events, PyObject *levels, uint64_t recorded, uint64_t capacity) {
-    PyObject *values[MOST_FIELDS] = {events, levels, number(recorded), number(capacity)};
+    PyObject *values[MAX_FIELDS] = {events, levels, number(recorded), number(capacity)};
 
     return make(module, TMS_PY_EVENTS_COPY, values);
 }
 
 PyObject *tms_py_library(PyObject *module, const tms_library_info_t *library) {
     PyObject *path = PyUnicode_DecodeFSDefault(library->path);
-    PyObject *values[MOST_FIELDS] = {path, PyLong_FromLong(library->device), number(library->bytes),
-                                     number(library->allocations)};
+    PyObject *values[MAX_FIELDS] = {path, PyLong_FromLong(library->device), number(library->bytes),
+                                    number(library->allocations)};
 
     return make(module, TMS_PY_LIBRARY, values);
 }

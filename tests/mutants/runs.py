@@ -222,8 +222,8 @@ _PLACES = (
     Mutant(
         "a-run-of-exactly-the-largest-size-is-split",
         _LAYOUT,
-        "leader->node.begin > TMS_RUN_MOST_BYTES)",
-        "leader->node.begin >= TMS_RUN_MOST_BYTES)",
+        "leader->node.begin > TMS_MAX_RUN_BYTES)",
+        "leader->node.begin >= TMS_MAX_RUN_BYTES)",
         (_TEST_LAYOUT,),
     ),
     Mutant(

@@ -68,8 +68,8 @@ void tms_host_block_free(struct tms_host_block *block) {
 
 /* A written byte allocates its page, usually the whole huge page. mincore finds the pages that are still missing. */
 static void prefault_part(tms_host_store_t *store, char *begin, uint64_t bytes) {
-    enum { MOST_PAGES = TMS_HOST_PREFAULT_BYTES / 4096 };
-    unsigned char resident[MOST_PAGES];
+    enum { MAX_PAGES = TMS_HOST_PREFAULT_BYTES / 4096 };
+    unsigned char resident[MAX_PAGES];
     uint64_t page = tms_host_page_bytes();
     size_t pages = (size_t)(bytes / page), missing = 0;
     for (uint64_t at = 0; at < bytes; at += TMS_HOST_HUGE_PAGE_BYTES) ((volatile char *)begin)[at] = 0;

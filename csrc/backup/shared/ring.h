@@ -13,7 +13,7 @@
 #include "backup/shared/types.h"
 
 #define TMS_SHARED_LANE_BYTES ((uint64_t)8 << 20)
-enum { TMS_SHARED_LANES_MOST = 16 };
+enum { TMS_MAX_SHARED_LANES = 16 };
 
 typedef struct tms_shared_lane {
     tms_copier_t copier; /* not interruptible: it copies at most a buffer at a time */

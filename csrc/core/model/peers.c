@@ -1,7 +1,7 @@
 #include "core/model/peers.h"
 
 /* The maximum number of consecutive allocations that skip the look after a failed one. */
-enum { MOST_SKIPPED = 1024 };
+enum { MAX_SKIPPED = 1024 };
 
 /* The peers of each owner's segments, queried once for each look. */
 typedef struct wanted {
@@ -52,7 +52,7 @@ static void note(tms_peer_looks_t *looks, tms_device_mask_t active, bool succeed
     if (active & ~looks->seen) longer = 1;
     looks->seen = active;
     looks->skipped = 0;
-    looks->pause = succeeded ? 0 : longer < MOST_SKIPPED ? longer : MOST_SKIPPED;
+    looks->pause = succeeded ? 0 : longer < MAX_SKIPPED ? longer : MAX_SKIPPED;
     if (succeeded) looks->complete = active;
 }
 

@@ -26,7 +26,7 @@
 #include "device/device.h"
 
 /* The largest run of several segments: larger ones have no neighbours. */
-#define TMS_RUN_MOST_BYTES TMS_SPACE_ALONE_BYTES
+#define TMS_MAX_RUN_BYTES TMS_SPACE_ALONE_BYTES
 
 typedef struct tms_run {
     uint64_t begin, end;

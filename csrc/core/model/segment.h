@@ -17,7 +17,7 @@
 typedef struct tms_holding {
     tms_segment_state_t state;
     uint64_t resident_bytes, paused_bytes;
-    uint64_t backup_bytes[TMS_BACKUP_STORES_MOST]; /* by store */
+    uint64_t backup_bytes[TMS_MAX_BACKUP_STORES]; /* by store */
 } tms_holding_t;
 
 /* The placement of a segment in the layout that a resume plans (transition/layout.h). Read and written by its owner. */

@@ -10,7 +10,7 @@
 #include "core/transition/pieces.h"
 
 /* Scratch memory of a device: room for an object for each thread of a ring. Less is tried if that does not fit. */
-#define SCRATCH_BYTES_MOST ((uint64_t)1 << 30)
+#define MAX_SCRATCH_BYTES ((uint64_t)1 << 30)
 
 typedef struct adopt {
     tms_pieces_t pieces; /* first */
@@ -117,7 +117,7 @@ static tms_status_t open_scratch(const adopt_t *call, scratch_t *scratch, int de
     tms_status_t status =
         tms_copier_open(&scratch->copier, &call->pieces.t.saver->stores.copying, device, wait, &context, error);
     if (status != TMS_OK) return status;
-    context.bytes = all < SCRATCH_BYTES_MOST ? all : SCRATCH_BYTES_MOST;
+    context.bytes = all < MAX_SCRATCH_BYTES ? all : MAX_SCRATCH_BYTES;
     return allocate_scratch(call->pieces.t.saver, scratch, context.bytes, largest, &context, error);
 }
 

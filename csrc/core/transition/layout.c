@@ -22,7 +22,7 @@ static void place_neighbours(const tms_transition_t *t, tms_segment_t *segment) 
     while (tms_kind_shares_handles(last)) {
         tms_segment_t *next = companion(t, last->piece->after);
         if (!next) return;
-        if (next->node.end - leader->node.begin > TMS_RUN_MOST_BYTES)
+        if (next->node.end - leader->node.begin > TMS_MAX_RUN_BYTES)
             leader = next;
         else
             last->placement.next = next;

@@ -17,7 +17,7 @@ tms_error_context_t tms_pieces_context(const tms_pieces_t *call, const tms_named
 static bool is_usable(const tms_pieces_t *call, const tms_shared_piece_t *piece) {
     enum { VECTOR = TMS_FINGERPRINT_VECTOR_BYTES };
     return piece->device < (uint64_t)call->t.devices->count && piece->bytes >= TMS_OBJECT_BYTES_LEAST &&
-           piece->bytes <= TMS_OBJECT_BYTES_MOST && piece->bytes % VECTOR == 0 && piece->address != 0 &&
+           piece->bytes <= TMS_MAX_OBJECT_BYTES && piece->bytes % VECTOR == 0 && piece->address != 0 &&
            (!call->aligned || piece->address % VECTOR == 0);
 }
 

@@ -21,7 +21,7 @@
 /* The delay before another attempt, doubled from the first to the maximum, with jitter, so that two processes that fail
  * together do not retry together. */
 #define FIRST_DELAY_SECONDS 0.001
-#define MOST_DELAY_SECONDS  0.1
+#define MAX_DELAY_SECONDS   0.1
 
 /* The memory that the selected segments need now, by device. */
 typedef struct demand {
@@ -213,7 +213,7 @@ static uint32_t seed(const tms_transition_t *t) {
 
 static double next_delay(patience_t *patience) {
     double delay = patience->delay * (0.5 + 0.5 * (double)tms_random_next(&patience->random) / (double)UINT32_MAX);
-    patience->delay = patience->delay * 2 < MOST_DELAY_SECONDS ? patience->delay * 2 : MOST_DELAY_SECONDS;
+    patience->delay = patience->delay * 2 < MAX_DELAY_SECONDS ? patience->delay * 2 : MAX_DELAY_SECONDS;
     return delay;
 }
 

@@ -13,7 +13,7 @@
 
 #define MIB     ((uint64_t)1 << 20)
 #define GRANULE (2 * MIB)
-enum { PIECES = 500, OPERATIONS = 50000, COMPARED_MOST = 16 };
+enum { PIECES = 500, OPERATIONS = 50000, MAX_COMPARED = 16 };
 /* A listed piece can be taken at once. */
 enum { UNLISTED = false, LISTED = true };
 
@@ -98,8 +98,8 @@ static void growth_is_bounded(void **state) {
     assert_int_equal(tms_space_growth(&space, GRANULE), 8 * MIB);
     assert_int_equal(tms_space_growth(&space, 16 * MIB), 16 * MIB);
     assert_int_equal(tms_space_growth(&space, TMS_SPACE_ALONE_BYTES), TMS_SPACE_ALONE_BYTES);
-    space.reserved_bytes = 4 * TMS_SPACE_RANGE_MOST_BYTES;
-    assert_int_equal(tms_space_growth(&space, GRANULE), TMS_SPACE_RANGE_MOST_BYTES);
+    space.reserved_bytes = 4 * TMS_MAX_SPACE_RANGE_BYTES;
+    assert_int_equal(tms_space_growth(&space, GRANULE), TMS_MAX_SPACE_RANGE_BYTES);
     assert_int_equal(tms_space_growth(&space, 2 * TMS_SPACE_ALONE_BYTES), 2 * TMS_SPACE_ALONE_BYTES);
 }
 
@@ -160,7 +160,7 @@ static void random_operations(void **state) {
             (void)check_range(pieces[slot]->range);
         }
         if (used > most) most = used;
-        assert_true(space.steps - steps <= 3 * COMPARED_MOST); /* two looks for room, and a take */
+        assert_true(space.steps - steps <= 3 * MAX_COMPARED); /* two looks for room, and a take */
     }
     for (uint32_t i = 0; i < PIECES; i++) {
         if (pieces[i]) give_back(pieces[i]);

@@ -161,7 +161,7 @@ static void pieces_that_cannot_be_objects_are_refused(void **state) {
     elsewhere.device = 1;
     const tms_shared_piece_t wrong[] = {piece_at(address, TMS_OBJECT_BYTES_LEAST - 16),
                                         piece_at(address, BYTES + 8),
-                                        piece_at(address, TMS_OBJECT_BYTES_MOST + 16),
+                                        piece_at(address, TMS_MAX_OBJECT_BYTES + 16),
                                         piece_at(0, BYTES),
                                         piece_at(address + 8, BYTES),
                                         elsewhere};

@@ -9,7 +9,7 @@
 #include "core/transition/adopt.h"
 #include "core/transition/publish.h"
 
-enum { PIECES_MOST = 8, MANIFEST_BYTES = 4096 };
+enum { MAX_PIECES = 8, MANIFEST_BYTES = 4096 };
 static const char contents[] = "{\"format\": 1}";
 
 static inline tms_shared_piece_t piece_at(uint64_t address, uint64_t bytes) {
@@ -45,7 +45,7 @@ static inline void adopt_all(fixture_t *f, const tms_shared_piece_t *pieces, siz
 
 /* The names of the objects in the manifest of a published name, one behind the other. */
 static inline const char *objects_of(const char *name) {
-    static char text[MANIFEST_BYTES], names[PIECES_MOST * TMS_OBJECT_NAME_DIGITS + 1];
+    static char text[MANIFEST_BYTES], names[MAX_PIECES * TMS_OBJECT_NAME_DIGITS + 1];
     char path[2 * PATH_BYTES], *at = text + strlen("{\"objects\":[");
     snprintf(path, sizeof path, "%s/names/%s/manifest.json", folder, name);
     const int fd = open(path, O_RDONLY);
