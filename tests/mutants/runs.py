@@ -169,7 +169,7 @@ _ADDRESSES = (
     Mutant(
         "addresses-come-from-the-first-hole-that-fits",
         "csrc/base/address_space.c",
-        "size >= bytes && (!best || size < tms_piece_bytes(best))",
+        "size >= bytes && (!best || size < tms_span_bytes(best))",
         "size >= bytes && !best",
         ("tests/unit/base/test_address_space.c",),
     ),

@@ -69,7 +69,7 @@ static void recount(tms_saver_t *saver, tms_kind_t *kind, uint64_t before) {
 
 bool tms_kind_take_slack(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *segment, uint64_t bytes) {
     const uint64_t before = kind->space.backed_bytes;
-    tms_piece_t *piece = tms_space_take_backed(&kind->space, bytes, segment);
+    tms_span_t *piece = tms_space_take_backed(&kind->space, bytes, segment);
     if (!piece) return false;
     segment->piece = piece;
     segment->node.begin = piece->begin;

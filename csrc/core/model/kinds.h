@@ -28,7 +28,7 @@ typedef struct tms_kind {
     struct tms_kind *next_of_list, *next;
 } tms_kind_t;
 
-static inline tms_kind_t *tms_kind_of(const tms_piece_t *piece) { return (tms_kind_t *)(void *)piece->range->space; }
+static inline tms_kind_t *tms_kind_of(const tms_span_t *piece) { return (tms_kind_t *)(void *)piece->range->space; }
 
 /* Finds a kind on a list. Returns NULL if there is none yet. */
 tms_kind_t *tms_kinds_find(tms_kind_t *first, tms_backup_kind_t backup, tms_host_policy_t policy, int device);

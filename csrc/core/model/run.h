@@ -38,7 +38,7 @@ typedef struct tms_run {
     tms_device_mask_t accessible; /* devices that have access, owner included */
 
     /* Under the saver's lock. */
-    tms_piece_t *first;     /* the piece at `begin` */
+    tms_span_t *first;      /* the piece at `begin` */
     size_t segments;        /* number of references: one of each segment, and one of the call that owns the run */
     bool owned;             /* a call owns the run and its segments */
     bool damaged;           /* its segments are DAMAGED */

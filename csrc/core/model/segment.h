@@ -30,7 +30,7 @@ typedef struct tms_segment {
     tms_registry_node_t node;      /* first: [address, address + reserved size) */
     tms_quarantined_t quarantined; /* used once it has been freed, if its guard page could not be unmapped */
     tms_quiesced_t quiesced;       /* used then, for the next attempt to unmap that page */
-    tms_piece_t *piece;            /* its addresses (model/ranges.h); NULL: they are the program's (allocation/handles.h) */
+    tms_span_t *piece;             /* its addresses (model/ranges.h); NULL: they are the program's (allocation/handles.h) */
     struct tms_handle *handle; /* the program's handle that is mapped there; NULL: none, or the program has unmapped it */
     struct tms_run *run;       /* its memory; NULL: none */
     uint64_t bytes;            /* requested size */

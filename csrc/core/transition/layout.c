@@ -5,7 +5,7 @@
 /* ---- the plan ---- */
 
 /* Returns the segment that owns a piece, if it may share a run with its neighbours there, else NULL. */
-static tms_segment_t *companion(const tms_transition_t *t, const tms_piece_t *piece) {
+static tms_segment_t *companion(const tms_transition_t *t, const tms_span_t *piece) {
     tms_segment_t *other = piece ? piece->owner : NULL;
     bool fits = other && other->state == t->requested.through && tms_kind_shares_handles(other);
     return fits ? other : NULL;
