@@ -233,7 +233,7 @@ static bool finds_damage(const tms_backup_t *backup, uint64_t *place) {
     const tms_extent_t *extents = tms_backup_extents(&backup->held, &whole, &count);
     for (size_t i = 0; i < count; i++) {
         for (uint64_t done = 0; done < extents[i].bytes; done += piece.bytes, index++) {
-            piece = tms_fingerprints_piece(&extents[i], done);
+            piece = tms_fingerprints_chunk(&extents[i], done);
             *place = piece.offset;
             if (tms_extent_is_object(&extents[i]) &&
                 memcmp(&fingerprints->kept[index], &fingerprints->fresh[index], sizeof *fingerprints->kept) != 0)

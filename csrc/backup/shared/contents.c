@@ -6,7 +6,7 @@
 
 /* ---- making ---- */
 
-/* The number of fingerprints of an extent, whose pieces are those of tms_fingerprints_piece. */
+/* The number of fingerprints of an extent, whose pieces are those of tms_fingerprints_chunk. */
 static size_t pieces_of(const tms_extent_t *extent) {
     const tms_backup_content_t alone = {
         .bytes = extent->bytes, .extents = (tms_extent_t *)(uintptr_t)extent, .extent_count = 1};
