@@ -31,11 +31,11 @@
 #include "device/device_lock.h"
 
 /* The looks that grant access to devices that have come into use (peers.h). */
-typedef struct tms_peer_looks {
+typedef struct tms_peer_scans {
     tms_device_mask_t complete; /* devices that have access to every ACTIVE segment that they can reach */
     tms_device_mask_t seen;     /* devices in use at the last look, which may have failed for a segment */
     uint32_t skipped, pause;    /* allocations that have skipped the look since one failed, and how many skip it */
-} tms_peer_looks_t;
+} tms_peer_scans_t;
 
 /* How long the begin of a capture waits for a callback of a pause or resume: far longer than a callback that is not blocked
  * takes. */
@@ -70,7 +70,7 @@ typedef struct tms_saver {
     tms_device_locks_t device_locks;
     tms_descriptors_t descriptors; /* the descriptors of exported memory; has its own lock */
     uint64_t exports;              /* exports made so far */
-    tms_peer_looks_t peers;
+    tms_peer_scans_t peers;
     tms_guard_t guard;
 
     tms_pending_resumes_t pending_resumes; /* has its own lock */

@@ -133,7 +133,7 @@ static tms_status_t resume_all(tms_transition_t *t, tms_error_t *error) {
 static demand_t measure_demand(tms_transition_t *t) {
     demand_t demand = {0};
     pthread_mutex_lock(&t->saver->lock);
-    tms_steps_begin_look(t);
+    tms_steps_begin_scan(t);
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         const tms_segment_t *segment = tms_segment_of(node);
         bool selected = tms_steps_selects(t, segment);
