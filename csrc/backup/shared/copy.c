@@ -65,7 +65,7 @@ static tms_status_t load_object(void *context, size_t index, tms_shared_lane_t *
 /* ---- objects of other writers ---- */
 
 /* Copies the contents of an object to memory of their own. */
-static tms_status_t keep_alone(relay_t *relay, tms_shared_job_t *job, tms_error_t *error) {
+static tms_status_t keep_private_copy(relay_t *relay, tms_shared_job_t *job, tms_error_t *error) {
     tms_shared_part_t *part = job->part;
     struct tms_host_batch *batch = NULL;
     const tms_host_request_t wanted = {
@@ -100,7 +100,7 @@ static tms_status_t look(relay_t *relay, size_t *left, bool *claimed, tms_error_
         if (job->done) continue;
         status = attempt(relay, job, error);
         if (status == TMS_OK && !job->done && !job->claimed && job->looks >= relay->store->patience)
-            status = keep_alone(relay, job, error);
+            status = keep_private_copy(relay, job, error);
         *left += !job->done;
         *claimed |= job->claimed;
     }

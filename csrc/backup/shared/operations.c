@@ -60,7 +60,7 @@ static tms_status_t save(void *store, tms_backup_t *backup, tms_backup_slot_t *s
 static void commit(void *opaque, tms_backup_t *backup, tms_backup_slot_t *slot) {
     tms_shared_store_t *store = opaque;
     /* In this order, so that objects that both have stay registered. */
-    if (slot->fresh) tms_shared_contents_wish(store, slot->fresh, true);
+    if (slot->fresh) tms_shared_contents_want_registration(store, slot->fresh, true);
     if (backup->planned.kind == TMS_BACKUP_SHARED || backup->kind != TMS_BACKUP_SHARED) drop(store, &slot->kept);
     if (!slot->fresh) return;
     slot->kept = slot->fresh;
@@ -93,7 +93,7 @@ static bool discard(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, 
     tms_shared_contents_t *kept = slot->kept;
     if (policy == TMS_HOST_RETAIN && backup->saved && backup->held.kind == TMS_BACKUP_SHARED) return true;
     if (!kept) return false;
-    tms_shared_contents_wish(store, kept, false);
+    tms_shared_contents_want_registration(store, kept, false);
     tms_shared_contents_drop_private(kept, policy);
     return false;
 }
@@ -195,7 +195,7 @@ static void release(void *opaque) {
 static void count(void *opaque, tms_counters_t *counters) {
     tms_shared_store_t *store = opaque;
     counters->shared_backup_bytes += atomic_load(&store->held_bytes);
-    counters->shared_made_bytes += atomic_load(&store->made_bytes);
+    counters->shared_made_bytes += atomic_load(&store->written_bytes);
     counters->shared_file_nanoseconds_total += atomic_load(&store->file_nanoseconds);
     counters->shared_copy_nanoseconds_total += atomic_load(&store->copy_nanoseconds);
     counters->shared_wait_nanoseconds_total += atomic_load(&store->wait_nanoseconds);
@@ -212,12 +212,12 @@ static void after_fork_in_child(void *opaque) {
         if (object->claim >= 0) close(object->claim); /* else a dead parent would keep the claim */
         object->claim = -1;
         object->memory = NULL;
-        object->registered = object->busy = object->being_made = false;
+        object->registered = object->busy = object->being_written = false;
     }
     tms_shared_folder_after_fork_in_child(&store->folder);
     store->registrar_runs = store->in_call = store->left_links = false;
     atomic_store(&store->held_bytes, 0);
-    atomic_store(&store->made_bytes, 0);
+    atomic_store(&store->written_bytes, 0);
     pthread_mutex_init(&store->lock, NULL);
     tms_wait_condition_init(&store->changed);
 }
