@@ -216,7 +216,7 @@ tms_status_t tms_api_capture_begin(const tms_region_settings_t *settings, uint64
 
 tms_status_t tms_api_capture_begin_on(void *stream, uint64_t *identity, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    tms_capture_begun_t begun;
+    tms_capture_start_t begun;
     if (!state) return TMS_OUT_OF_HOST_MEMORY;
     tms_status_t status = tms_captures_begin_on(&state->saver, stream, &begun, error);
     if (status == TMS_INVALID_STATE && !begun.must_not_begin) {

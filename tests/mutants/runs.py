@@ -34,8 +34,8 @@ _SLACK = (
     Mutant(
         "the-last-free-of-a-run-keeps-its-memory",
         _FREE,
-        "        if (tms_run_leave(segment)) {",
-        "        if (tms_run_leave(segment) && tms_run_bytes(run) == tms_segment_reserved(segment)) {",
+        "        if (tms_run_drop_reference(segment)) {",
+        "        if (tms_run_drop_reference(segment) && tms_run_bytes(run) == tms_segment_reserved(segment)) {",
         (_TEST_RUNS,),
     ),
     Mutant(
@@ -72,7 +72,7 @@ _FREES = (
     Mutant(
         "a-free-waits-for-devices-although-a-call-owns-its-run",
         _FREE,
-        "bool left = tms_run_leave_to_owner(segment);",
+        "bool left = tms_run_defer_to_owner(segment);",
         "bool left = false;",
         (_TEST_RUNS,),
     ),

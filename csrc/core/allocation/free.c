@@ -105,7 +105,7 @@ static leaving_t leave_run(tms_saver_t *saver, tms_segment_t *segment, tms_quies
     leaving_t leaving = LEFT;
     pthread_mutex_lock(&saver->lock);
     tms_run_t *run = segment->run;
-    if (tms_run_leave_to_owner(segment)) {
+    if (tms_run_defer_to_owner(segment)) {
         leaving = OWNER_RETIRES;
     } else if (!run || !tms_run_has_memory(run)) {
         if (segment->piece) {
@@ -118,8 +118,8 @@ static leaving_t leave_run(tms_saver_t *saver, tms_segment_t *segment, tms_quies
         leaving = MUST_WAIT;
     } else {
         tms_kind_note_free(segment);
-        tms_kind_leave_slack(saver, segment);
-        if (tms_run_leave(segment)) {
+        tms_kind_keep_slack(saver, segment);
+        if (tms_run_drop_reference(segment)) {
             last_of = run;
             tms_kind_forget_slack(saver, run);
         }
@@ -197,24 +197,24 @@ tms_use_t tms_free_await_users(tms_saver_t *saver, const tms_segment_t *segment,
     }
     if (wait && wait->cancelled) {
         (void)tms_wait_check(wait, &context, reason);
-        return TMS_PERHAPS_IN_USE;
+        return TMS_MAYBE_IN_USE;
     }
     tms_device_mask_t at_rest = 0;
     tms_status_t status = tms_quiesce(wait, saver->devices, users, quiesced, &at_rest, saver->log, &context, reason);
     if (status == TMS_OK) return TMS_UNUSED;
     bool none_runs = (users & ~at_rest) == 0; /* every device that failed is lost */
     if (!none_runs && (status == TMS_INTERRUPTED || status == TMS_FORKED))
-        return TMS_PERHAPS_IN_USE; /* the waiting call returns the status */
+        return TMS_MAYBE_IN_USE; /* the waiting call returns the status */
     if (none_runs || tms_driver_is_gone(reason)) {
         if (none_runs)
             tms_log_recurring(saver->log, TMS_LOG_FREED_ON_LOST_DEVICE, TMS_LOG_WARNING, reason,
                               "The memory is freed nevertheless.");
-        *quiesced = tms_quiesced_at_rest_or_lost(users);
+        *quiesced = tms_quiesced_idle_or_lost(users);
         return TMS_UNUSED;
     }
     tms_log_recurring(saver->log, TMS_LOG_FREE_DEFERRED, status == TMS_CAPTURE_IN_PROGRESS ? TMS_LOG_INFO : TMS_LOG_WARNING,
                       reason, "The memory is released later.");
-    return TMS_PERHAPS_IN_USE;
+    return TMS_MAYBE_IN_USE;
 }
 
 /* Defers the free. Returns false if the capture to wait for has ended, so that no later call would run the deferred free. */
@@ -233,7 +233,7 @@ static bool defer(tms_saver_t *saver, tms_segment_t *segment, tms_use_t use) {
  * end. */
 static bool find_users(tms_saver_t *saver, tms_segment_t *segment, tms_device_mask_t *users) {
     pthread_mutex_lock(&saver->lock);
-    bool left = tms_run_leave_to_owner(segment);
+    bool left = tms_run_defer_to_owner(segment);
     if (!left) *users = tms_segment_accessible(segment);
     pthread_mutex_unlock(&saver->lock);
     return !left;

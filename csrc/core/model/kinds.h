@@ -51,7 +51,7 @@ void tms_kind_note_resumed(const tms_segment_t *segment);
 /* Takes a part of the kind's slack, with its run, for a segment whose size is `bytes`. Returns false if no slack fits. */
 bool tms_kind_take_slack(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *segment, uint64_t bytes);
 /* Turns the memory of a freed segment into slack of its run. */
-void tms_kind_leave_slack(tms_saver_t *saver, tms_segment_t *segment);
+void tms_kind_keep_slack(tms_saver_t *saver, tms_segment_t *segment);
 /* Removes the slack of a run. Its free pieces are not handed out until they are settled. */
 void tms_kind_forget_slack(tms_saver_t *saver, tms_run_t *run);
 /* Returns the slack of the kinds on a list, on one device (TMS_NO_DEVICE: on all). */

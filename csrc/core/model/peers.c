@@ -84,7 +84,7 @@ tms_status_t tms_peers_refresh(tms_saver_t *saver, tms_error_t *error) { return 
 
 void tms_peers_refresh_after_allocation(tms_saver_t *saver) {
     tms_error_t reason;
-    tms_saver_note(saver, refresh(saver, true, &reason), &reason);
+    tms_saver_log_peer_failure(saver, refresh(saver, true, &reason), &reason);
 }
 
 tms_device_mask_t tms_peers_seen(tms_saver_t *saver) {

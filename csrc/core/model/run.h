@@ -95,7 +95,7 @@ tms_run_t *tms_run_make(const tms_segment_t *first, const tms_segment_t *last);
 /* Makes the segment refer to the run. Called under the lock, or before either is visible to other threads. */
 void tms_run_attach(tms_run_t *run, tms_segment_t *segment);
 /* Under the lock: ends the reference of a segment to its run, whose memory stays. Returns whether it was the last. */
-bool tms_run_leave(tms_segment_t *segment);
+bool tms_run_drop_reference(tms_segment_t *segment);
 /* Under the lock: ends the reference of a segment to its run, which has lost its memory. Frees the run with the last
  * reference. */
 void tms_run_detach(tms_segment_t *segment);
@@ -113,7 +113,7 @@ void tms_run_own(tms_run_t *run, tms_run_t **list);
 void tms_run_disown(tms_run_t *run, bool damaged, tms_segment_t **freed);
 /* Under the lock: if a call owns the run of a freed segment, makes the segment wait for the end of that call. Returns
  * whether it does. */
-bool tms_run_leave_to_owner(tms_segment_t *segment);
+bool tms_run_defer_to_owner(tms_segment_t *segment);
 
 static inline bool tms_segment_is_mapped(const tms_segment_t *segment) { return segment->run && segment->run->mapped; }
 static inline bool tms_segment_has_memory(const tms_segment_t *segment) {

@@ -109,6 +109,6 @@ void tms_saver_unpublish(tms_saver_t *saver, tms_segment_t *segment);
 tms_error_context_t tms_saver_context(const char *operation, const tms_segment_t *segment);
 /* Logs a failure to grant peer access, which does not fail the call. Silent at process exit, when the driver has shut
  * down. */
-void tms_saver_note(tms_saver_t *saver, tms_status_t status, const tms_error_t *reason);
+void tms_saver_log_peer_failure(tms_saver_t *saver, tms_status_t status, const tms_error_t *reason);
 
 #endif

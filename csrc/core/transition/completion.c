@@ -84,6 +84,6 @@ void tms_completion_finish(tms_transition_t *t, bool moved) {
     }
     if (skipped) {
         tms_error_t reason;
-        tms_saver_note(t->saver, tms_peers_refresh(t->saver, &reason), &reason);
+        tms_saver_log_peer_failure(t->saver, tms_peers_refresh(t->saver, &reason), &reason);
     }
 }

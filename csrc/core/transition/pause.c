@@ -99,7 +99,7 @@ static tms_status_t find_live(tms_transition_t *t, tms_live_t *live, const tms_l
     tms_turn_callback_begin(t->saver);
     if (selection->find_live(selection->live_context, live) == 0) *known = live;
     tms_turn_callback_end(t->saver);
-    return tms_wait_ask(&t->wait, &context, error);
+    return tms_wait_poll_now(&t->wait, &context, error);
 }
 
 /* ---- what has changed ---- */

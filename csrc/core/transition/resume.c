@@ -40,7 +40,7 @@ typedef struct shortage {
 typedef struct patience {
     double delay; /* seconds */
     uint32_t random;
-} patience_t;
+} backoff_t;
 
 /* ---- one attempt ---- */
 
@@ -211,7 +211,7 @@ static uint32_t seed(const tms_transition_t *t) {
     return ((uint32_t)(uint64_t)(t->wait.started * nanoseconds) ^ (uint32_t)getpid() * spread) | 1;
 }
 
-static double next_delay(patience_t *patience) {
+static double next_delay(backoff_t *patience) {
     double delay = patience->delay * (0.5 + 0.5 * (double)tms_random_next(&patience->random) / (double)UINT32_MAX);
     patience->delay = patience->delay * 2 < MAX_DELAY_SECONDS ? patience->delay * 2 : MAX_DELAY_SECONDS;
     return delay;
@@ -219,7 +219,7 @@ static double next_delay(patience_t *patience) {
 
 /* Waits until enough memory is free: an attempt that cannot succeed would take memory from other waiting processes.
  * TMS_OUT_OF_DEVICE_MEMORY at the deadline; *error is unchanged then. */
-static tms_status_t await_memory(tms_transition_t *t, patience_t *patience, tms_error_t *error) {
+static tms_status_t await_memory(tms_transition_t *t, backoff_t *patience, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     shortage_t shortage = {0};
     do {
@@ -235,7 +235,7 @@ static tms_status_t await_memory(tms_transition_t *t, patience_t *patience, tms_
 }
 
 static tms_status_t attempt_until_memory_suffices(tms_transition_t *t, tms_error_t *error) {
-    patience_t patience = {.delay = FIRST_DELAY_SECONDS, .random = seed(t)};
+    backoff_t patience = {.delay = FIRST_DELAY_SECONDS, .random = seed(t)};
     for (;;) {
         tms_status_t status = tms_steps_attempt(t, error);
         /* Another attempt would skip damaged segments, and so succeed with the rest. */
@@ -292,7 +292,7 @@ static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection,
     if (t.done.report.allocations > 0 && t.devices->count > 1) {
         /* A device may have come into use while the memory was being mapped. A failure does not fail the resume. */
         tms_error_t reason;
-        tms_saver_note(saver, tms_peers_refresh(saver, &reason), &reason);
+        tms_saver_log_peer_failure(saver, tms_peers_refresh(saver, &reason), &reason);
     }
     return status;
 }
