@@ -93,7 +93,7 @@ static void drop(tms_shared_store_t *store, tms_shared_object_t *object) {
     if (object->memory) {
         if (object->known) remove_link(store, object);
         atomic_fetch_sub(&store->held_bytes, object->bytes);
-        if (object->made) atomic_fetch_sub(&store->written_bytes, object->bytes);
+        if (object->made) atomic_fetch_sub(&store->made_bytes, object->bytes);
     }
     forget_name(store, object);
     if (!object->registered && !object->busy) tms_shared_object_free(store, object);
@@ -158,7 +158,7 @@ static void end(tms_shared_store_t *store, tms_shared_object_t *object, const ch
     if (!memory) return;
     object->made = made;
     atomic_fetch_add(&store->held_bytes, object->bytes);
-    if (made) atomic_fetch_add(&store->written_bytes, object->bytes);
+    if (made) atomic_fetch_add(&store->made_bytes, object->bytes);
 }
 
 /* With the lock held: maps the object, and closes the descriptor. */

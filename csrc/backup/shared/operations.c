@@ -195,7 +195,7 @@ static void release(void *opaque) {
 static void count(void *opaque, tms_counters_t *counters) {
     tms_shared_store_t *store = opaque;
     counters->shared_backup_bytes += atomic_load(&store->held_bytes);
-    counters->shared_made_bytes += atomic_load(&store->written_bytes);
+    counters->shared_made_bytes += atomic_load(&store->made_bytes);
     counters->shared_file_nanoseconds_total += atomic_load(&store->file_nanoseconds);
     counters->shared_copy_nanoseconds_total += atomic_load(&store->copy_nanoseconds);
     counters->shared_wait_nanoseconds_total += atomic_load(&store->wait_nanoseconds);
@@ -217,7 +217,7 @@ static void after_fork_in_child(void *opaque) {
     tms_shared_folder_after_fork_in_child(&store->folder);
     store->registrar_runs = store->in_call = store->left_links = false;
     atomic_store(&store->held_bytes, 0);
-    atomic_store(&store->written_bytes, 0);
+    atomic_store(&store->made_bytes, 0);
     pthread_mutex_init(&store->lock, NULL);
     tms_wait_condition_init(&store->changed);
 }

@@ -62,12 +62,12 @@ typedef struct tms_shared_store {
     int patience;                     /* TMS_SHARED_PATIENCE; tests use others */
     bool left_links; /* an unlink has failed, or may have: the holder may have a link that belongs to no object here */
     bool registrar_runs;
-    bool in_call;                   /* a call has the turn, so the registrar begins no driver call */
-    double quiet_until;             /* the registrar begins no registration before (tms_wait_now) */
-    bool refuses;                   /* the driver has failed to register an object since the last pause */
-    bool closing;                   /* at exit: no driver call may begin any more, and no object is linked or claimed */
-    _Atomic uint64_t held_bytes;    /* of all objects that this process has and uses */
-    _Atomic uint64_t written_bytes; /* part of them: objects that this process has made */
+    bool in_call;                /* a call has the turn, so the registrar begins no driver call */
+    double quiet_until;          /* the registrar begins no registration before (tms_wait_now) */
+    bool refuses;                /* the driver has failed to register an object since the last pause */
+    bool closing;                /* at exit: no driver call may begin any more, and no object is linked or claimed */
+    _Atomic uint64_t held_bytes; /* of all objects that this process has and uses */
+    _Atomic uint64_t made_bytes; /* part of them: objects that this process has made */
     _Atomic uint64_t file_nanoseconds, copy_nanoseconds, wait_nanoseconds;         /* the counters of these names */
     _Atomic bool warned_private, warned_not_registered, warned_stuck, warned_left; /* the line has been logged */
 } tms_shared_store_t;

@@ -12,7 +12,7 @@
 tms_status_t tms_captures_begin(tms_saver_t *saver, const tms_region_t *region, uint64_t *identity, tms_error_t *error);
 /* The result of tms_captures_begin_on. That function is called when a capture is about to begin on a stream, but not
  * for the legacy stream, which cannot be captured. */
-typedef struct tms_capture_note_begin {
+typedef struct tms_capture_start {
     uint64_t identity;   /* 0: not announced */
     bool known;          /* it belongs to a capture without a recorded end */
     bool must_not_begin; /* on failure: a running transition and the capture would break each other */
