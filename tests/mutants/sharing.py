@@ -15,7 +15,7 @@ MUTANTS = (
     Mutant(
         "the-first-send-of-an-unaware-process-comes-too-early",
         "csrc/preload/interpreter.c",
-        "    (void)python.Py_AddPendingCall(run_pending, NULL); /* fails if many are waiting: the thread remains */\n",
+        "    (void)python.Py_AddPendingCall(run_pending, (void *)(intptr_t)getpid());\n",
         "    (void)run_pending;\n",
         ("tests/unit/preload/test_interpreter.py::test_the_first_managed_allocation",),
     ),
