@@ -139,7 +139,7 @@ int tms_region_leave(tms_region_defaults_t *defaults, uint64_t id) {
         note_left_on_other_thread(defaults, id);
         return TMS_NO_SUCH_REGION;
     }
-    int later = stack->depth - at;
+    int later = stack->depth - index;
     memmove(&stack->entry[index], &stack->entry[index + 1], (size_t)later * sizeof(stack->entry[0]));
     memmove(&stack->id[index], &stack->id[index + 1], (size_t)later * sizeof(stack->id[0]));
     memmove(&stack->ended_from[index], &stack->ended_from[index + 1], (size_t)later * sizeof(stack->ended_from[0]));
