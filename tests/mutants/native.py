@@ -31,8 +31,8 @@ _TRANSITIONS = (
     Mutant(
         "a-free-unlocks-the-device-before-the-memory-is-back",
         "csrc/core/allocation/free.c",
-        "    leaving_t leaving = leave_run(",
-        "    tms_free_release_lock(saver, segment);\n    leaving_t leaving = leave_run(",
+        "    drop_outcome_t outcome = drop_run(",
+        "    tms_free_release_lock(saver, segment);\n    drop_outcome_t outcome = drop_run(",
         ("tests/unit/core/transition/test_resume_exclusive.c",),
     ),
     Mutant(
