@@ -6,14 +6,14 @@
 enum { MAX_FIELDS = 22 };
 
 /* The fields are in the order of the functions below, and of _core.pyi. */
-static PyStructSequence_Field segment_fields[] = {{"address", "of the first byte"},
+static PyStructSequence_Field segment_fields[] = {{"address", "address of the first byte"},
                                                   {"bytes", "requested size"},
-                                                  {"reserved_bytes", "of the address range"},
+                                                  {"reserved_bytes", "size of the address range"},
                                                   {"backup_bytes", "held in a backup now"},
                                                   {"device", "CUDA ordinal"},
                                                   {"state", "one of STATE_*"},
                                                   {"backup", "one of BACKUP_*"},
-                                                  {"tag", "the region's"},
+                                                  {"tag", "tag of the region"},
                                                   {"contents", "one of CONTENTS_*"},
                                                   {"allocated_at", "seconds of CLOCK_MONOTONIC"},
                                                   {"changed_at", "when its state last changed"},
@@ -22,25 +22,25 @@ static PyStructSequence_Field usage_fields[] = {{"tag", "of the allocations; Non
                                                 {"device", "of the allocations; -1: of all"},
                                                 {"allocations", "in every state"},
                                                 {"bytes", "requested size"},
-                                                {"resident_bytes", "of device memory"},
-                                                {"paused_bytes", "of device memory that a resume maps"},
-                                                {"damaged_bytes", "of device memory that cannot be used"},
+                                                {"resident_bytes", "mapped device memory"},
+                                                {"paused_bytes", "device memory that a resume maps"},
+                                                {"damaged_bytes", "device memory that cannot be used"},
                                                 {"backup_bytes", "held in backups now"},
                                                 {"resident_peak_bytes", "the most that was mapped"},
                                                 {"slack_bytes", "held by runs for freed allocations"},
                                                 {"deferred_bytes", "held by frees that wait"},
                                                 {NULL, NULL}};
-static PyStructSequence_Field export_fields[] = {{"address", "of the allocation"},
-                                                 {"bytes", "of the physical memory"},
+static PyStructSequence_Field export_fields[] = {{"address", "address of the allocation"},
+                                                 {"bytes", "size of the physical memory"},
                                                  {"generation", "of the physical memory, unique in this process"},
                                                  {"device", "CUDA ordinal"},
                                                  {"descriptor", "the file descriptor, which stays the library's"},
                                                  {NULL, NULL}};
-static PyStructSequence_Field report_fields[] = {{"allocations", "that changed state"},
-                                                 {"bytes", "of device memory released or mapped"},
+static PyStructSequence_Field report_fields[] = {{"allocations", "number of allocations that changed state"},
+                                                 {"bytes", "device memory that was released or mapped"},
                                                  {"copied_bytes", "to or from backups"},
                                                  {"unknown_tags", "tags of the call that no allocation ever had"},
-                                                 {"seconds", "of the native part of the call"},
+                                                 {"seconds", "duration of the native part of the call"},
                                                  {"unchanged_bytes", "in retained backups already"},
                                                  {"bytes_by_tag", "of the first TMS_REPORT_TAGS tags"},
                                                  {NULL, NULL}};
@@ -50,13 +50,11 @@ static PyStructSequence_Field tag_info_fields[] = {{"paused", "allocations that 
                                                    {NULL, NULL}};
 static PyStructSequence_Field device_memory_fields[] = {{"free", "bytes"}, {"total", "bytes"}, {NULL, NULL}};
 static PyStructSequence_Field device_info_fields[] = {
-    {"uuid", "as NVML writes it"}, {"total_bytes", "of its memory"}, {NULL, NULL}};
-static PyStructSequence_Field region_settings_fields[] = {{"tag", "of allocations"},
-                                                          {"backup", "one of BACKUP_*"},
-                                                          {"managed", "whether allocations are"},
-                                                          {"depth", "0: outside every region"},
-                                                          {"runs", "whether they may share handles"},
-                                                          {NULL, NULL}};
+    {"uuid", "as NVML writes it"}, {"total_bytes", "size of its memory"}, {NULL, NULL}};
+static PyStructSequence_Field region_settings_fields[] = {
+    {"tag", "tag of the allocations"},          {"backup", "one of BACKUP_*"},
+    {"managed", "whether allocations are"},     {"depth", "0: outside every region"},
+    {"runs", "whether they may share handles"}, {NULL, NULL}};
 
 static PyStructSequence_Field event_fields[] = {{"kind", "its name: TMS_EVENT_KINDS of tms_events.h"},
                                                 {"phase", "its name: TMS_EVENT_PHASES; empty for other kinds"},
@@ -68,23 +66,22 @@ static PyStructSequence_Field event_fields[] = {{"kind", "its name: TMS_EVENT_KI
                                                 {"thread", "the kernel's number"},
                                                 {"device", "CUDA ordinal, or -1"},
                                                 {"tag", "or None"},
-                                                {"address", "of the allocation"},
+                                                {"address", "address of the allocation"},
                                                 {"allocations", "their number"},
                                                 {"bytes", "as tms_event_t says for the kind"},
                                                 {"copied_bytes", "to or from backups"},
                                                 {"unchanged_bytes", "in retained backups already"},
-                                                {"total_bytes", "of the device"},
+                                                {"total_bytes", "memory of the device"},
                                                 {"resident_change", "bytes"},
                                                 {"paused_change", "bytes"},
                                                 {"backup_change", "bytes"},
                                                 {"status", "0, or a status code"},
-                                                {"status_name", "of the status"},
+                                                {"status_name", "name of the status"},
                                                 {"driver_result", "CUresult of the failed driver call"},
                                                 {NULL, NULL}};
 static PyStructSequence_Field event_level_fields[] = {
-    {"tag", "of allocations"},           {"device", "CUDA ordinal"},
-    {"resident_bytes", "mapped"},        {"paused_bytes", "without physical memory"},
-    {"backup_bytes", "held in backups"}, {NULL, NULL}};
+    {"tag", "tag of the allocations"},           {"device", "CUDA ordinal"},          {"resident_bytes", "mapped"},
+    {"paused_bytes", "without physical memory"}, {"backup_bytes", "held in backups"}, {NULL, NULL}};
 static PyStructSequence_Field events_copy_fields[] = {{"events", "the latest, from the oldest on"},
                                                       {"levels", "held after the last event; rows add up"},
                                                       {"recorded", "events so far"},

@@ -36,7 +36,7 @@ static void add_rest(tms_shared_contents_t *contents, const tms_extent_t *extent
     rest->bytes += extent->bytes;
 }
 
-/* With room for `count` extents of either sort, at least one. NULL: memory is short. */
+/* Returns empty contents with room for `count` extents of each sort, and for at least one. NULL: memory is short. */
 static tms_shared_contents_t *make_empty(size_t count) {
     tms_shared_contents_t *made = calloc(1, sizeof *made);
     if (!made) return NULL;

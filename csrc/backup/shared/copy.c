@@ -90,7 +90,7 @@ static tms_status_t keep_private_copy(relay_t *relay, tms_shared_job_t *job, tms
     return TMS_OK;
 }
 
-/* Looks at what is left once. *left: how many objects are; *claimed: whether a dead process has left one of them. */
+/* Checks each remaining object once. Sets *left to their number, and *claimed if a dead process has left one of them. */
 static tms_status_t look(relay_t *relay, size_t *left, bool *claimed, tms_error_t *error) {
     tms_status_t status = TMS_OK;
     *left = 0;

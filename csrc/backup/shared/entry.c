@@ -38,8 +38,8 @@ static tms_status_t fail(const entry_t *entry, const char *call, int os_error, c
 
 /* ---- links ---- */
 
-/* Takes its name from the open object that the holder links, unless another file has got the name since, and removes the
- * link. */
+/* Removes the name of the open object that the holder links, unless the name belongs to another file by now, and removes
+ * the link. */
 static bool reject(const tms_shared_folder_t *folder, const char *name, int fd) {
     const bool named = tms_shared_is_named(fd, folder->objects, name);
     if (named && unlinkat(folder->objects, name, 0) != 0 && errno != ENOENT) return false;
