@@ -50,7 +50,7 @@ static bool may_be_in_use(tms_transition_t *t, const tms_run_t *run) {
     return run->mapped && (atomic_load(&t->done.busy) >> run->device & 1);
 }
 
-/* Guards a segment again that stays PAUSED. */
+/* Restores the guard page of a segment that stays PAUSED. */
 static void guard_again(tms_transition_t *t, tms_segment_t *segment) {
     tms_error_context_t context = tms_transition_context_of(t, segment);
     tms_device_mask_t peers = 0;
@@ -150,23 +150,30 @@ static demand_t measure_demand(tms_transition_t *t) {
     return demand;
 }
 
+/* Replaces *found if the device lacks memory, or if no device was examined before. Skips a device without selected memory.
+ */
+static tms_status_t examine(tms_transition_t *t, const demand_t *demand, int device, shortage_t *found, tms_error_t *error) {
+    if (device < 0 || !(demand->owners >> device & 1)) return TMS_OK;
+    uint64_t free_bytes = 0, total_bytes = 0, needed = demand->bytes[device];
+    tms_error_context_t context = tms_transition_context(t, device);
+    tms_status_t status = tms_devices_memory(t->saver->devices, device, &free_bytes, &total_bytes, &context, error);
+    if (status != TMS_OK) return status;
+    free_bytes += demand->returned[device];
+    uint64_t missing = needed > free_bytes ? needed - free_bytes : 0;
+    if (found->device == TMS_NO_DEVICE || missing > 0)
+        *found = (shortage_t){.device = device, .needed = needed, .free = free_bytes, .missing = missing};
+    return TMS_OK;
+}
+
 /* Finds a device that lacks memory. Examines `likely` first, unless it is TMS_NO_DEVICE. If no device lacks memory, finds
  * the first device that was examined. */
 static tms_status_t find_shortage(tms_transition_t *t, int likely, shortage_t *shortage, tms_error_t *error) {
     demand_t demand = measure_demand(t);
     shortage_t found = {.device = TMS_NO_DEVICE};
-    for (int i = -1; i < t->devices->count && found.missing == 0; i++) {
-        const int device = i < 0 ? likely : i;
-        if (device < 0 || !(demand.owners >> device & 1)) continue;
-        uint64_t free_bytes = 0, total_bytes = 0, needed = demand.bytes[device];
-        tms_error_context_t context = tms_transition_context(t, device);
-        tms_status_t status = tms_devices_memory(t->saver->devices, device, &free_bytes, &total_bytes, &context, error);
-        if (status != TMS_OK) return status;
-        free_bytes += demand.returned[device];
-        uint64_t missing = needed > free_bytes ? needed - free_bytes : 0;
-        if (found.device == TMS_NO_DEVICE || missing > 0)
-            found = (shortage_t){.device = device, .needed = needed, .free = free_bytes, .missing = missing};
-    }
+    tms_status_t status = examine(t, &demand, likely, &found, error);
+    for (int device = 0; status == TMS_OK && device < t->devices->count && found.missing == 0; device++)
+        status = examine(t, &demand, device, &found, error);
+    if (status != TMS_OK) return status;
     *shortage = found;
     return TMS_OK;
 }
