@@ -158,7 +158,7 @@ EXPORT int bare_pause_with_contents(char *host) {
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
 #define PART_BYTES      ((size_t)4 << 20)
 #define PIECE_BYTES     ((size_t)64 << 20)
-enum { THREADS_MOST = 64 };
+enum { MAX_THREADS = 64 };
 
 static struct host {
     pthread_mutex_t lock;
@@ -236,10 +236,10 @@ static CUresult lock_and_copy(void) {
 /* A pause that finds no host memory has to do this: `threads` of them prefault it, and it is pinned and copied to piece
  * by piece. It stays until bare_forget_host. */
 EXPORT int bare_first_pause(int threads) {
-    pthread_t started[THREADS_MOST];
+    pthread_t started[MAX_THREADS];
     int count = 0, result = map_host((bare.count - 1) * bare.bytes + bare.last_bytes);
     if (result != CUDA_SUCCESS) return result;
-    while (count < threads && count < THREADS_MOST && pthread_create(&started[count], NULL, touch_parts, NULL) == 0) count++;
+    while (count < threads && count < MAX_THREADS && pthread_create(&started[count], NULL, touch_parts, NULL) == 0) count++;
     if (count == 0) (void)touch_parts(NULL);
     result = lock_and_copy();
     for (int i = 0; i < count; i++) pthread_join(started[i], NULL);

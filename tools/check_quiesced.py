@@ -3,7 +3,7 @@
 core/model/quiesced.c makes such values in four functions (core/model/quiesced.h). Elsewhere in csrc a value is only
 declared, passed and assigned as a whole. The check fails on every other way to make one: an initialiser, a compound
 literal or a cast, a field, `memset` and the like. It fails on a call of `tms_quiesced_without_users`,
-`tms_quiesced_by_program` or `tms_quiesced_at_rest_or_lost` from a function that is not listed here with its reason, and on a
+`tms_quiesced_by_program` or `tms_quiesced_idle_or_lost` from a function that is not listed here with its reason, and on a
 listed function that makes none any more. It also fails on `cuMemUnmap` outside of the functions listed for it; the
 interposers only pass on what the program itself unmaps."""
 
@@ -29,7 +29,7 @@ UNWAITED = {
         "tms_quiesced_without_users",
     ): "a failed resume, which has waited for its copies",
     ("core/allocation/free.c", "tms_free_await_users", "tms_quiesced_without_users"): "no device has access",
-    ("core/allocation/free.c", "tms_free_await_users", "tms_quiesced_at_rest_or_lost"): "waiting has found them lost",
+    ("core/allocation/free.c", "tms_free_await_users", "tms_quiesced_idle_or_lost"): "waiting has found them lost",
     ("core/allocation/free.c", "tms_free_retire", "tms_quiesced_by_program"): "the program has unmapped it",
     ("core/allocation/handles.c", "tms_handles_unmap", "tms_quiesced_by_program"): "the program unmaps it",
     ("core/allocation/handles.c", "make_segment", "tms_quiesced_without_users"): "the allocation has failed",

@@ -68,7 +68,7 @@ tms_status_t tms_api_region_set(const tms_region_settings_t *settings, tms_error
 
 tms_status_t tms_api_pause(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    return state ? tms_pause_run(&state->saver, selection, report, error) : TMS_OUT_OF_HOST_MEMORY;
+    return state ? tms_pause_perform(&state->saver, selection, report, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
 tms_status_t tms_api_check_pause(const tms_selection_t *selection, tms_error_t *error) {
@@ -78,7 +78,7 @@ tms_status_t tms_api_check_pause(const tms_selection_t *selection, tms_error_t *
 
 tms_status_t tms_api_resume(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    return state ? tms_resume_run(&state->saver, selection, report, error) : TMS_OUT_OF_HOST_MEMORY;
+    return state ? tms_resume_perform(&state->saver, selection, report, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
 tms_status_t tms_api_host_backup(uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer, void **host,
@@ -216,7 +216,7 @@ tms_status_t tms_api_capture_begin(const tms_region_settings_t *settings, uint64
 
 tms_status_t tms_api_capture_begin_on(void *stream, uint64_t *identity, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    tms_capture_begun_t begun;
+    tms_capture_start_t begun;
     if (!state) return TMS_OUT_OF_HOST_MEMORY;
     tms_status_t status = tms_captures_begin_on(&state->saver, stream, &begun, error);
     if (status == TMS_INVALID_STATE && !begun.must_not_begin) {

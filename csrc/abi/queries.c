@@ -54,7 +54,7 @@ void tms_api_tag_info(const char *tag, tms_tag_info_t *info) {
 tms_status_t tms_api_read_backup(const tms_selection_t *selection, uint64_t address, uint64_t bytes, void *destination,
                                  int32_t *found, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    return state ? tms_read_backup_run(&state->saver, selection, address, bytes, destination, found, error)
+    return state ? tms_read_backup_perform(&state->saver, selection, address, bytes, destination, found, error)
                  : TMS_OUT_OF_HOST_MEMORY;
 }
 
@@ -68,14 +68,15 @@ tms_status_t tms_api_count_guard_bytes(const tms_selection_t *selection, const t
 tms_status_t tms_api_publish(const tms_selection_t *selection, const tms_shared_piece_t *pieces, size_t count,
                              const char *name, const char *contents, uint64_t *written, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    return state ? tms_publish_run(&state->saver, selection, pieces, count, name, contents, written, error)
+    return state ? tms_publish_perform(&state->saver, selection, pieces, count, name, contents, written, error)
                  : TMS_OUT_OF_HOST_MEMORY;
 }
 
 tms_status_t tms_api_adopt(const tms_selection_t *selection, const tms_shared_piece_t *pieces, size_t count,
                            const char *names, size_t *missing, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    return state ? tms_adopt_run(&state->saver, selection, pieces, count, names, missing, error) : TMS_OUT_OF_HOST_MEMORY;
+    return state ? tms_adopt_perform(&state->saver, selection, pieces, count, names, missing, error)
+                 : TMS_OUT_OF_HOST_MEMORY;
 }
 
 size_t tms_api_tags(tms_tag_row_t *rows, size_t capacity) {

@@ -24,7 +24,7 @@
 #include "device/wait.h"
 
 /* The maximum number of stores. */
-enum { TMS_BACKUP_STORES_MOST = 4 };
+enum { TMS_MAX_BACKUP_STORES = 4 };
 
 /* A store's data for a segment, opaque to everything else. NULL: nothing. */
 typedef struct tms_backup_slot {
@@ -33,16 +33,16 @@ typedef struct tms_backup_slot {
 } tms_backup_slot_t;
 
 typedef struct tms_backup {
-    tms_backup_kind_t kind;                          /* the region's choice */
-    tms_host_policy_t policy;                        /* the region's choice; TMS_HOST_DEFAULT: none */
-    uint64_t bytes;                                  /* size of the segment's contents: the requested size */
-    bool saved;                                      /* holds the contents of a pause */
-    tms_backup_content_t held;                       /* the saved contents, if `saved` */
-    tms_backup_content_t planned;                    /* the contents that the current pause has chosen to save */
-    bool partial;                                    /* the current pause copies `changed` only */
-    tms_backup_content_t changed;                    /* the part of `planned` that the store does not have */
-    tms_fingerprints_t fingerprints;                 /* of `held`, and of `planned` */
-    tms_backup_slot_t slots[TMS_BACKUP_STORES_MOST]; /* in the order of the stores */
+    tms_backup_kind_t kind;                         /* the region's choice */
+    tms_host_policy_t policy;                       /* the region's choice; TMS_HOST_DEFAULT: none */
+    uint64_t bytes;                                 /* size of the segment's contents: the requested size */
+    bool saved;                                     /* holds the contents of a pause */
+    tms_backup_content_t held;                      /* the saved contents, if `saved` */
+    tms_backup_content_t planned;                   /* the contents that the current pause has chosen to save */
+    bool partial;                                   /* the current pause copies `changed` only */
+    tms_backup_content_t changed;                   /* the part of `planned` that the store does not have */
+    tms_fingerprints_t fingerprints;                /* of `held`, and of `planned` */
+    tms_backup_slot_t slots[TMS_MAX_BACKUP_STORES]; /* in the order of the stores */
 } tms_backup_t;
 
 /* The request that one pause makes for one segment. */

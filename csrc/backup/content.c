@@ -99,7 +99,7 @@ static uint64_t piece_size(uint64_t offset, uint64_t bytes) {
     enum { VECTOR = TMS_FINGERPRINT_VECTOR_BYTES };
     const uint64_t before = (VECTOR - offset % VECTOR) % VECTOR;
     if (before > 0) return bytes < before ? bytes : before;
-    if (bytes > TMS_OBJECT_BYTES_MOST) return TMS_OBJECT_BYTES_MOST;
+    if (bytes > TMS_MAX_OBJECT_BYTES) return TMS_MAX_OBJECT_BYTES;
     return bytes < TMS_OBJECT_BYTES_LEAST ? bytes : bytes / VECTOR * VECTOR;
 }
 

@@ -13,11 +13,11 @@
 
 #include "base/status.h"
 
-/* An extent of a backup of kind SHARED is one piece of a live block: at most TMS_OBJECT_BYTES_MOST, and neighbours stay
+/* An extent of a backup of kind SHARED is one piece of a live block: at most TMS_MAX_OBJECT_BYTES, and neighbours stay
  * apart. It is an object (backup/shared) if it has at least TMS_OBJECT_BYTES_LEAST. An object begins and ends at a vector
  * of the kernel that computes fingerprints. The bytes of a block before its first vector, and those after the last
  * vector of an object, are extents of their own. */
-#define TMS_OBJECT_BYTES_MOST  ((uint64_t)64 << 20)
+#define TMS_MAX_OBJECT_BYTES   ((uint64_t)64 << 20)
 #define TMS_OBJECT_BYTES_LEAST ((uint64_t)256 << 10)
 
 /* A kept part of a segment: its offset in the segment and its offset (`packed`) in the backup, which has no gaps. */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-tms_extent_t tms_fingerprints_piece(const tms_extent_t *extent, uint64_t done) {
+tms_extent_t tms_fingerprints_chunk(const tms_extent_t *extent, uint64_t done) {
     const uint64_t begin = extent->offset + done, left = extent->bytes - done;
     const uint64_t most = TMS_FINGERPRINT_CHUNK_BYTES - begin % TMS_FINGERPRINT_VECTOR_BYTES;
     return (tms_extent_t){.offset = begin, .packed = extent->packed + done, .bytes = left < most ? left : most};
@@ -98,7 +98,7 @@ static tms_status_t find_changes(const tms_fingerprints_t *fingerprints, const t
     *changed = (tms_backup_content_t){.kind = content->kind};
     for (size_t i = 0; i < count; i++) {
         for (uint64_t done = 0; done < extents[i].bytes; done += piece.bytes, index++) {
-            piece = tms_fingerprints_piece(&extents[i], done);
+            piece = tms_fingerprints_chunk(&extents[i], done);
             if (memcmp(&fingerprints->kept[index], &fingerprints->fresh[index], sizeof *fingerprints->kept) == 0) continue;
             if (!changed->extents) changed->extents = calloc(pieces - index, sizeof *changed->extents);
             if (!changed->extents) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);

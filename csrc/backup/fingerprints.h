@@ -24,7 +24,7 @@ typedef struct tms_fingerprints {
 
 /* The piece of an extent that begins `done` bytes after its start. All pieces but the first begin at a multiple of a vector.
  */
-tms_extent_t tms_fingerprints_piece(const tms_extent_t *extent, uint64_t done);
+tms_extent_t tms_fingerprints_chunk(const tms_extent_t *extent, uint64_t done);
 /* The number of pieces of a content. */
 uint64_t tms_fingerprints_count(const tms_backup_content_t *content);
 

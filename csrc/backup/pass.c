@@ -99,7 +99,7 @@ static tms_status_t write_pieces(const tms_pass_t *pass, const tms_pass_part_t *
         status = TMS_DRIVER_CALL(kernel->copier.driver, context, error, cuMemGetAccess, &access, &here, part->address);
     for (size_t i = 0; status == TMS_OK && i < count; i++) {
         for (uint64_t done = 0; done < extents[i].bytes; done += piece.bytes) {
-            piece = tms_fingerprints_piece(&extents[i], done);
+            piece = tms_fingerprints_chunk(&extents[i], done);
             const uint64_t begin = (part->address + piece.offset) / vector * vector;
             const uint64_t end = (part->address + piece.offset + piece.bytes + vector - 1) / vector * vector;
             *chunk++ = (tms_fingerprint_chunk_t){.address = begin, .bytes = end - begin};
@@ -205,7 +205,7 @@ tms_status_t tms_pass_finish(tms_pass_t *pass, tms_error_t *error) {
     return first;
 }
 
-tms_status_t tms_pass_run(tms_pass_t *pass, tms_error_t *error) {
+tms_status_t tms_pass_perform(tms_pass_t *pass, tms_error_t *error) {
     const tms_error_context_t context = {.operation = pass->operation, .device = TMS_NO_DEVICE};
     if (pass->count == 0) return tms_pass_finish(pass, error);
     tms_pass_start(pass);

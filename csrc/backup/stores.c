@@ -20,7 +20,7 @@ tms_status_t tms_backup_stores_init(tms_backup_stores_t *stores, const tms_confi
 #undef ROW
     };
     enum { ROWS = sizeof rows / sizeof *rows };
-    _Static_assert((int)ROWS < (int)TMS_BACKUP_STORES_MOST, "there is room for one that is added");
+    _Static_assert((int)ROWS < (int)TMS_MAX_BACKUP_STORES, "there is room for one that is added");
     const tms_backup_setup_t setup = {
         .config = config, .copying = &stores->copying, .host = &stores->host, .fingerprinter = &stores->fingerprinter};
     tms_status_t status = TMS_OK;
@@ -233,7 +233,7 @@ static bool finds_damage(const tms_backup_t *backup, uint64_t *place) {
     const tms_extent_t *extents = tms_backup_extents(&backup->held, &whole, &count);
     for (size_t i = 0; i < count; i++) {
         for (uint64_t done = 0; done < extents[i].bytes; done += piece.bytes, index++) {
-            piece = tms_fingerprints_piece(&extents[i], done);
+            piece = tms_fingerprints_chunk(&extents[i], done);
             *place = piece.offset;
             if (tms_extent_is_object(&extents[i]) &&
                 memcmp(&fingerprints->kept[index], &fingerprints->fresh[index], sizeof *fingerprints->kept) != 0)
@@ -402,7 +402,7 @@ void tms_backup_taken_by_store(const tms_backup_t *backup, const tms_backup_stor
 }
 
 uint64_t tms_backup_taken_bytes(const tms_backup_t *backup, const tms_backup_stores_t *stores) {
-    uint64_t of[TMS_BACKUP_STORES_MOST] = {0}, bytes = 0;
+    uint64_t of[TMS_MAX_BACKUP_STORES] = {0}, bytes = 0;
     tms_backup_taken_by_store(backup, stores, of);
     for (int i = 0; i < stores->count; i++) bytes += of[i];
     return bytes;

@@ -36,14 +36,14 @@ typedef struct tms_backup_stores {
 #define TMS_BACKUP_MEMBER(member, type, operations, kinds) type member;
     TMS_BACKUP_STORE_ROWS(TMS_BACKUP_MEMBER)
 #undef TMS_BACKUP_MEMBER
-    tms_backup_store_t list[TMS_BACKUP_STORES_MOST]; /* the stores of the rows, then added stores */
+    tms_backup_store_t list[TMS_MAX_BACKUP_STORES]; /* the stores of the rows, then added stores */
     int count;
     tms_fingerprinter_t fingerprinter; /* used by the call that has the turn; a store sets its key */
 } tms_backup_stores_t;
 
 /* The batches of one pause: the result of each store's `begin`. Zeros: none. */
 typedef struct tms_backup_batch {
-    void *of[TMS_BACKUP_STORES_MOST];
+    void *of[TMS_MAX_BACKUP_STORES];
 } tms_backup_batch_t;
 
 /* ---- the process ---- */

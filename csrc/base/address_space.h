@@ -21,33 +21,33 @@
 /* For pieces of this size, sharing a range gains nothing: docs/performance.md has the times of handles by size. */
 #define TMS_SPACE_ALONE_BYTES ((uint64_t)1 << 30)
 /* The largest range for several pieces. */
-#define TMS_SPACE_RANGE_MOST_BYTES ((uint64_t)64 << 30)
+#define TMS_MAX_SPACE_RANGE_BYTES ((uint64_t)64 << 30)
 
 enum { TMS_SPACE_CLASSES = 64 };
 
-typedef struct tms_piece {
+typedef struct tms_span {
     uint64_t begin, end;
     struct tms_range *range;
-    struct tms_piece *before, *after;            /* its neighbours in the range */
-    void *owner;                                 /* NULL: free */
-    void *backing;                               /* of a free piece: the memory that is mapped there; NULL: bare */
-    bool listed;                                 /* free, and may be taken */
-    struct tms_piece *previous_free, *next_free; /* its neighbours in its list, while it is listed */
-} tms_piece_t;
+    struct tms_span *before, *after;            /* its neighbours in the range */
+    void *owner;                                /* NULL: free */
+    void *backing;                              /* of a free piece: the memory that is mapped there; NULL: bare */
+    bool listed;                                /* free, and may be taken */
+    struct tms_span *previous_free, *next_free; /* its neighbours in its list, while it is listed */
+} tms_span_t;
 
 typedef struct tms_range {
     tms_registry_node_t node; /* first: [begin, end); for the user's registry of ranges */
     struct tms_space *space;
-    tms_piece_t *first;
+    tms_span_t *first;
 } tms_range_t;
 
 /* Free pieces by the number of bits of their size. */
-typedef struct tms_piece_lists {
-    tms_piece_t *of[TMS_SPACE_CLASSES];
-} tms_piece_lists_t;
+typedef struct tms_span_lists {
+    tms_span_t *of[TMS_SPACE_CLASSES];
+} tms_span_lists_t;
 
 typedef struct tms_space {
-    tms_piece_lists_t bare, backed;
+    tms_span_lists_t bare, backed;
     uint64_t reserved_bytes; /* total size of its ranges */
     uint64_t backed_bytes;   /* total size of backed free pieces, listed or not */
     uint64_t steps;          /* free pieces that searches have compared; for complexity tests */
@@ -65,24 +65,24 @@ void tms_space_remove(tms_range_t *range);
 bool tms_space_has_room(tms_space_t *space, uint64_t bytes);
 /* Return a piece of exactly `bytes` for `owner`, made from a bare piece or from a backed one. Return NULL if there is none,
  * or if there is no host memory to cut one. */
-tms_piece_t *tms_space_take(tms_space_t *space, uint64_t bytes, void *owner);
-tms_piece_t *tms_space_take_backed(tms_space_t *space, uint64_t bytes, void *owner);
+tms_span_t *tms_space_take(tms_space_t *space, uint64_t bytes, void *owner);
+tms_span_t *tms_space_take_backed(tms_space_t *space, uint64_t bytes, void *owner);
 /* Frees a piece. `backing` is the memory mapped there, NULL if there is none. `listed` false: the piece cannot be taken, and
  * does not change, until tms_space_settle. */
-void tms_space_give_back(tms_piece_t *piece, void *backing, bool listed);
+void tms_space_give_back(tms_span_t *piece, void *backing, bool listed);
 
 /* Takes the free pieces from `first` up to the address `end` off the lists. They stay as they are until tms_space_settle. */
-void tms_space_hold(tms_piece_t *first, uint64_t end);
+void tms_space_hold(tms_span_t *first, uint64_t end);
 /* Makes held pieces bare, because nothing is mapped there any more. */
-void tms_space_unback(tms_piece_t *first, uint64_t end);
+void tms_space_unback(tms_span_t *first, uint64_t end);
 /* Puts held pieces back on the lists. `first` may be a part of another piece afterwards. */
-void tms_space_settle(tms_piece_t *first, uint64_t end);
+void tms_space_settle(tms_span_t *first, uint64_t end);
 
 /* Whether the whole range is free, and has no memory. */
 static inline bool tms_range_is_bare(const tms_range_t *range) {
-    const tms_piece_t *piece = range->first;
+    const tms_span_t *piece = range->first;
     return !piece->owner && !piece->backing && piece->listed && !piece->after;
 }
-static inline uint64_t tms_piece_bytes(const tms_piece_t *piece) { return piece->end - piece->begin; }
+static inline uint64_t tms_span_bytes(const tms_span_t *piece) { return piece->end - piece->begin; }
 
 #endif

@@ -40,7 +40,7 @@ static void choose_window(tms_descriptors_t *descriptors) {
     rlim_t half = limit.rlim_cur / 2;
     descriptors->first = half < TMS_DESCRIPTORS_LOWEST ? (int)half : TMS_DESCRIPTORS_LOWEST;
     rlim_t above = limit.rlim_cur - (rlim_t)descriptors->first;
-    descriptors->count = above < TMS_DESCRIPTORS_MOST ? (int)above : TMS_DESCRIPTORS_MOST;
+    descriptors->count = above < TMS_MAX_DESCRIPTORS ? (int)above : TMS_MAX_DESCRIPTORS;
     descriptors->next = descriptors->first;
 }
 

@@ -17,13 +17,13 @@
 
 #include "base/status.h"
 
-enum { TMS_DESCRIPTORS_MOST = 4096, TMS_DESCRIPTORS_LOWEST = 4096 };
+enum { TMS_MAX_DESCRIPTORS = 4096, TMS_DESCRIPTORS_LOWEST = 4096 };
 
 typedef struct tms_descriptors {
     pthread_mutex_t lock;
-    int first, count;                         /* the window: [first, first + count). count 0: not chosen yet */
-    int next;                                 /* where the search for the next number begins */
-    uint64_t open[TMS_DESCRIPTORS_MOST / 64]; /* bit i: first + i is open */
+    int first, count;                        /* the window: [first, first + count). count 0: not chosen yet */
+    int next;                                /* where the search for the next number begins */
+    uint64_t open[TMS_MAX_DESCRIPTORS / 64]; /* bit i: first + i is open */
 } tms_descriptors_t;
 
 /* One descriptor; all zero if there is none. Its holder calls the functions below with its own lock held, or is its only

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 enum {
-    MOST_LINKS = 40, /* as in the kernel */
+    MAX_LINKS = 40, /* as in the kernel */
     NOT_OPEN = -1
 };
 
@@ -59,7 +59,7 @@ static int expand(int link, rest_t *rest, tms_directory_failure_t *failure) {
     if (!S_ISLNK(found.st_mode)) return fail(failure, "openat", ENOTDIR);
     if (found.st_uid != geteuid() && found.st_uid != 0)
         return fail(failure, "the check for a symbolic link of another user in its path", EPERM);
-    if (++rest->links > MOST_LINKS) return fail(failure, "openat", ELOOP);
+    if (++rest->links > MAX_LINKS) return fail(failure, "openat", ELOOP);
     ssize_t length = readlinkat(link, "", target, sizeof(target));
     if (length < 0) return fail(failure, "readlinkat", errno);
     size_t left = strlen(rest->text);

@@ -74,7 +74,7 @@ tms_status_t tms_capture_begin_on(tms_capture_t *capture, const tms_capture_stre
     return TMS_OK;
 }
 
-void tms_capture_begun(tms_capture_t *capture, uint64_t identity) {
+void tms_capture_note_begin(tms_capture_t *capture, uint64_t identity) {
     tms_capture_entry_t *entry = find_begun(capture, identity);
     if (entry) entry->beginner = 0;
 }
@@ -115,7 +115,7 @@ int tms_capture_drop(tms_capture_t *capture, bool (*ended)(void *context, const 
     int dropped = 0;
     for (int i = tms_capture_visible(capture); i-- > 0;) {
         const tms_capture_entry_t *entry = &capture->entries[i];
-        /* If `beginner` is this thread, its begin has returned without tms_capture_begun. */
+        /* If `beginner` is this thread, its begin has returned without tms_capture_note_begin. */
         bool may_be_queried = entry->begun && (!entry->beginner || entry->beginner == this_thread());
         if (!may_be_queried || !ended(context, &entry->where)) continue;
         remove_entry(capture, i);

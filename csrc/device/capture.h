@@ -56,7 +56,7 @@ tms_status_t tms_capture_begin(tms_capture_t *capture, const tms_region_t *regio
 tms_status_t tms_capture_begin_on(tms_capture_t *capture, const tms_capture_stream_t *where, uint64_t *identity, bool *known,
                                   const tms_error_context_t *context, tms_error_t *error);
 /* The call that begins the capture with this identity has returned successfully. */
-void tms_capture_begun(tms_capture_t *capture, uint64_t identity);
+void tms_capture_note_begin(tms_capture_t *capture, uint64_t identity);
 /* Ends the part with this identity. Returns false if there is none. */
 bool tms_capture_end(tms_capture_t *capture, uint64_t identity);
 /* For callers without an identity: ends the last announcement or, without any, the last begin. */

@@ -121,7 +121,7 @@ tms_status_t tms_copier_queue_all(tms_copier_t *copier, tms_error_t *error);
 /* Queues a fill with one byte; later copies of this copier come after it. */
 tms_status_t tms_copier_fill(tms_copier_t *copier, CUdeviceptr address, uint64_t bytes, unsigned char value,
                              const tms_error_context_t *context, tms_error_t *error);
-/* Makes the context current again that was current before open, while the stream works on. Until step_in only close may be
+/* Restores the context that was current before open. The stream's work continues. Until step_in only close may be
  * called. It may be called even if step_in fails: then the copies may still be running. */
 void tms_copier_step_out(tms_copier_t *copier);
 tms_status_t tms_copier_step_in(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error);

@@ -205,7 +205,7 @@ static bool attempt(tms_device_locks_t *locks, const wanted_t *wanted, int count
     *failure = (tms_lock_failure_t){.device = TMS_NO_DEVICE};
     pthread_mutex_lock(&locks->mutex);
     const tms_queue_devices_t devices = describe_devices(locks, wanted, count, &missing);
-    bool done = (!missing || tms_device_queue_look(&locks->queue, locks->directory, &devices, ticket, failure)) &&
+    bool done = (!missing || tms_device_queue_poll(&locks->queue, locks->directory, &devices, ticket, failure)) &&
                 try_all(locks, wanted, count, unwritten, failure);
     if (!done && failure->os_error == EWOULDBLOCK && may_wait && !ticket->name[0])
         (void)tms_device_queue_enter(&locks->queue, locks->directory, &devices, ticket, failure);

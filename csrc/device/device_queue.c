@@ -174,7 +174,7 @@ static bool renew(int directory, const tms_queue_devices_t *devices, tms_ticket_
     return current || make_file(directory, devices, ticket, failure);
 }
 
-bool tms_device_queue_look(tms_device_queue_t *queue, const char *directory, const tms_queue_devices_t *devices,
+bool tms_device_queue_poll(tms_device_queue_t *queue, const char *directory, const tms_queue_devices_t *devices,
                            tms_ticket_t *ticket, tms_lock_failure_t *failure) {
     tms_queue_front_t front = {.device = TMS_NO_DEVICE};
     int fd = tms_lock_directory_open(directory, failure);

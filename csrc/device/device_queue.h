@@ -74,7 +74,7 @@ typedef struct tms_device_queue {
 
 /* Whether no ticket blocks the request. If one does, the failure is EWOULDBLOCK, `queued`, with the process of the ticket.
  * Renews the request's own ticket. */
-bool tms_device_queue_look(tms_device_queue_t *queue, const char *directory, const tms_queue_devices_t *devices,
+bool tms_device_queue_poll(tms_device_queue_t *queue, const char *directory, const tms_queue_devices_t *devices,
                            tms_ticket_t *ticket, tms_lock_failure_t *failure);
 /* Takes a ticket, after a look. */
 bool tms_device_queue_enter(tms_device_queue_t *queue, const char *directory, const tms_queue_devices_t *devices,

@@ -57,7 +57,7 @@ tms_status_t tms_wait_check(tms_wait_t *wait, const tms_error_context_t *context
     return tms_error_set(error, TMS_INTERRUPTED, &call, NULL);
 }
 
-tms_status_t tms_wait_ask(tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error) {
+tms_status_t tms_wait_poll_now(tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error) {
     if (wait) wait->polled = -INFINITY;
     return tms_wait_check(wait, context, error);
 }

@@ -2,11 +2,11 @@
  * tms_wait_t, which contains the deadline and the callback that cancels the call.
  *
  * The caller's `interrupted` is called on the thread of the call, with no lock of the library held, at most once in
- * TMS_WAIT_POLL_SECONDS except by tms_wait_ask. It may run any code (Python's signal handlers, a garbage collection), but it
- * must not pause, resume, or begin a capture. During a copy the current context is that of the copying device, not the
- * caller's, and the thread's capture mode is relaxed (capture_mode.h). A context that it makes current is popped together
- * with these. Once it has cancelled the call, it is not called again. After the commit point a call cannot be cancelled, and
- * `interrupted` is no longer called.
+ * TMS_WAIT_POLL_SECONDS except by tms_wait_poll_now. It may run any code (Python's signal handlers, a garbage collection),
+ * but it must not pause, resume, or begin a capture. During a copy the current context is that of the copying device, not
+ * the caller's, and the thread's capture mode is relaxed (capture_mode.h). A context that it makes current is popped
+ * together with these. Once it has cancelled the call, it is not called again. After the commit point a call cannot be
+ * cancelled, and `interrupted` is no longer called.
  *
  * A tms_wait_t belongs to one call and is used on its thread only. No lock. Every function but tms_wait_begin accepts NULL,
  * which has no deadline and is not interruptible. */
@@ -58,7 +58,7 @@ tms_status_t tms_wait_check(tms_wait_t *wait, const tms_error_context_t *context
 tms_status_t tms_wait_fail_forked(const tms_error_context_t *context, tms_error_t *error);
 
 /* Calls `interrupted` at once, and otherwise does what tms_wait_check does. */
-tms_status_t tms_wait_ask(tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error);
+tms_status_t tms_wait_poll_now(tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error);
 
 /* Sleeps `seconds`, but not beyond the deadline: not at all in a call without a timeout, whose deadline is its beginning.
  * TMS_INTERRUPTED as soon as the call is cancelled. */

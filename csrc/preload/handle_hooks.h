@@ -1,5 +1,5 @@
-/* What PyTorch's allocator gets when it looks up the driver's virtual memory management: functions that manage the memory of
- * its expandable segments (core/allocation/handles.h).
+/* The functions that PyTorch's allocator receives instead of the driver's virtual memory management functions. They manage
+ * the memory of its expandable segments (core/allocation/handles.h).
  *
  * libc10_cuda, which has the allocator, looks these functions up with cudaGetDriverEntryPoint. PyTorch's other libraries use
  * the same table of functions for memory of their own (symmetric memory, for example). So a call manages memory only if its

@@ -140,7 +140,7 @@ static void *resolve_stream(void *stream, bool per_thread) {
 
 /* Announces a capture before it begins, because a pause in between would invalidate it. Returns false if the capture must
  * not begin. */
-static bool announce(tms_state_t *state, void *stream, tms_capture_begun_t *begun) {
+static bool announce(tms_state_t *state, void *stream, tms_capture_start_t *begun) {
     tms_error_t error;
     tms_status_t status = tms_captures_begin_on(&state->saver, stream, begun, &error);
     if (status == TMS_OK || status == TMS_FORKED) return true; /* in a forked child captures fail anyway */
@@ -160,7 +160,7 @@ static bool goes_on(const tms_state_t *state, void *stream) {
 }
 
 /* Retracts the announcement if the begin failed, unless it belongs to an earlier capture, which may still be active. */
-static void after_begin(tms_state_t *state, const tms_capture_begun_t *begun, bool failed) {
+static void after_begin(tms_state_t *state, const tms_capture_start_t *begun, bool failed) {
     if (begun->identity == 0) return;
     if (failed && !begun->known)
         (void)tms_capture_end_of(&state->saver, begun->identity);
@@ -172,7 +172,7 @@ static void after_begin(tms_state_t *state, const tms_capture_begun_t *begun, bo
 #define BEGIN_CAPTURE(name, stream, per_thread, ...)                                                                        \
     do {                                                                                                                    \
         tms_state_t *state = tms_hook_state();                                                                              \
-        tms_capture_begun_t begun = {.identity = 0};                                                                        \
+        tms_capture_start_t begun = {.identity = 0};                                                                        \
         tms_cuda_error_t result;                                                                                            \
         if (state && !announce(state, resolve_stream((stream), (per_thread)), &begun))                                      \
             return TMS_CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;                                                               \

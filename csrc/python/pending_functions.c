@@ -10,7 +10,7 @@
 #include "selection.h"
 
 /* A longer wait has no deadline. */
-#define MOST_SECONDS 1e9
+#define MAX_SECONDS 1e9
 
 typedef struct pending {
     PyObject_HEAD const tms_api_t *api;
@@ -123,7 +123,7 @@ PyObject *tms_py_pending_await(PyObject *module, PyObject *const *arguments, Py_
         !tms_py_get_seconds(&call, 1, &seconds) || !tms_py_get_bool(&call, 2, &waiting.interruptible))
         return NULL;
     tms_error_clear(&error);
-    waiting.deadline = seconds < MOST_SECONDS ? tms_clock_nanoseconds() + (uint64_t)(seconds * 1e9) : UINT64_MAX;
+    waiting.deadline = seconds < MAX_SECONDS ? tms_clock_nanoseconds() + (uint64_t)(seconds * 1e9) : UINT64_MAX;
     waiting.thread = PyEval_SaveThread();
     status = object->api->pending_await(object->pending, check_deadline, &waiting, &error);
     PyEval_RestoreThread(waiting.thread);

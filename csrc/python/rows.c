@@ -3,17 +3,17 @@
 #include "base/status.h"
 #include "convert.h"
 
-enum { MOST_FIELDS = 22 };
+enum { MAX_FIELDS = 22 };
 
 /* The fields are in the order of the functions below, and of _core.pyi. */
-static PyStructSequence_Field segment_fields[] = {{"address", "of the first byte"},
+static PyStructSequence_Field segment_fields[] = {{"address", "address of the first byte"},
                                                   {"bytes", "requested size"},
-                                                  {"reserved_bytes", "of the address range"},
+                                                  {"reserved_bytes", "size of the address range"},
                                                   {"backup_bytes", "held in a backup now"},
                                                   {"device", "CUDA ordinal"},
                                                   {"state", "one of STATE_*"},
                                                   {"backup", "one of BACKUP_*"},
-                                                  {"tag", "the region's"},
+                                                  {"tag", "tag of the region"},
                                                   {"contents", "one of CONTENTS_*"},
                                                   {"allocated_at", "seconds of CLOCK_MONOTONIC"},
                                                   {"changed_at", "when its state last changed"},
@@ -22,25 +22,25 @@ static PyStructSequence_Field usage_fields[] = {{"tag", "of the allocations; Non
                                                 {"device", "of the allocations; -1: of all"},
                                                 {"allocations", "in every state"},
                                                 {"bytes", "requested size"},
-                                                {"resident_bytes", "of device memory"},
-                                                {"paused_bytes", "of device memory that a resume maps"},
-                                                {"damaged_bytes", "of device memory that cannot be used"},
+                                                {"resident_bytes", "mapped device memory"},
+                                                {"paused_bytes", "device memory that a resume maps"},
+                                                {"damaged_bytes", "device memory that cannot be used"},
                                                 {"backup_bytes", "held in backups now"},
                                                 {"resident_peak_bytes", "the most that was mapped"},
                                                 {"slack_bytes", "held by runs for freed allocations"},
                                                 {"deferred_bytes", "held by frees that wait"},
                                                 {NULL, NULL}};
-static PyStructSequence_Field export_fields[] = {{"address", "of the allocation"},
-                                                 {"bytes", "of the physical memory"},
+static PyStructSequence_Field export_fields[] = {{"address", "address of the allocation"},
+                                                 {"bytes", "size of the physical memory"},
                                                  {"generation", "of the physical memory, unique in this process"},
                                                  {"device", "CUDA ordinal"},
                                                  {"descriptor", "the file descriptor, which stays the library's"},
                                                  {NULL, NULL}};
-static PyStructSequence_Field report_fields[] = {{"allocations", "that changed state"},
-                                                 {"bytes", "of device memory released or mapped"},
+static PyStructSequence_Field report_fields[] = {{"allocations", "number of allocations that changed state"},
+                                                 {"bytes", "device memory that was released or mapped"},
                                                  {"copied_bytes", "to or from backups"},
                                                  {"unknown_tags", "tags of the call that no allocation ever had"},
-                                                 {"seconds", "of the native part of the call"},
+                                                 {"seconds", "duration of the native part of the call"},
                                                  {"unchanged_bytes", "in retained backups already"},
                                                  {"bytes_by_tag", "of the first TMS_REPORT_TAGS tags"},
                                                  {NULL, NULL}};
@@ -50,13 +50,11 @@ static PyStructSequence_Field tag_info_fields[] = {{"paused", "allocations that 
                                                    {NULL, NULL}};
 static PyStructSequence_Field device_memory_fields[] = {{"free", "bytes"}, {"total", "bytes"}, {NULL, NULL}};
 static PyStructSequence_Field device_info_fields[] = {
-    {"uuid", "as NVML writes it"}, {"total_bytes", "of its memory"}, {NULL, NULL}};
-static PyStructSequence_Field region_settings_fields[] = {{"tag", "of allocations"},
-                                                          {"backup", "one of BACKUP_*"},
-                                                          {"managed", "whether allocations are"},
-                                                          {"depth", "0: outside every region"},
-                                                          {"runs", "whether they may share handles"},
-                                                          {NULL, NULL}};
+    {"uuid", "as NVML writes it"}, {"total_bytes", "size of its memory"}, {NULL, NULL}};
+static PyStructSequence_Field region_settings_fields[] = {
+    {"tag", "tag of the allocations"},          {"backup", "one of BACKUP_*"},
+    {"managed", "whether allocations are"},     {"depth", "0: outside every region"},
+    {"runs", "whether they may share handles"}, {NULL, NULL}};
 
 static PyStructSequence_Field event_fields[] = {{"kind", "its name: TMS_EVENT_KINDS of tms_events.h"},
                                                 {"phase", "its name: TMS_EVENT_PHASES; empty for other kinds"},
@@ -68,23 +66,22 @@ static PyStructSequence_Field event_fields[] = {{"kind", "its name: TMS_EVENT_KI
                                                 {"thread", "the kernel's number"},
                                                 {"device", "CUDA ordinal, or -1"},
                                                 {"tag", "or None"},
-                                                {"address", "of the allocation"},
+                                                {"address", "address of the allocation"},
                                                 {"allocations", "their number"},
                                                 {"bytes", "as tms_event_t says for the kind"},
                                                 {"copied_bytes", "to or from backups"},
                                                 {"unchanged_bytes", "in retained backups already"},
-                                                {"total_bytes", "of the device"},
+                                                {"total_bytes", "memory of the device"},
                                                 {"resident_change", "bytes"},
                                                 {"paused_change", "bytes"},
                                                 {"backup_change", "bytes"},
                                                 {"status", "0, or a status code"},
-                                                {"status_name", "of the status"},
+                                                {"status_name", "name of the status"},
                                                 {"driver_result", "CUresult of the failed driver call"},
                                                 {NULL, NULL}};
 static PyStructSequence_Field event_level_fields[] = {
-    {"tag", "of allocations"},           {"device", "CUDA ordinal"},
-    {"resident_bytes", "mapped"},        {"paused_bytes", "without physical memory"},
-    {"backup_bytes", "held in backups"}, {NULL, NULL}};
+    {"tag", "tag of the allocations"},           {"device", "CUDA ordinal"},          {"resident_bytes", "mapped"},
+    {"paused_bytes", "without physical memory"}, {"backup_bytes", "held in backups"}, {NULL, NULL}};
 static PyStructSequence_Field events_copy_fields[] = {{"events", "the latest, from the oldest on"},
                                                       {"levels", "held after the last event; rows add up"},
                                                       {"recorded", "events so far"},
@@ -107,7 +104,7 @@ static PyStructSequence_Desc descriptions[TMS_PY_ROWS] = {
     [TMS_PY_DEVICE_INFO] = {"torch_memory_saver._core.DeviceInfo", "What a device is.", device_info_fields, 2},
     [TMS_PY_REGION_SETTINGS] = {"torch_memory_saver._core.RegionSettings", "A thread's settings.", region_settings_fields,
                                 5},
-    [TMS_PY_EVENT] = {"torch_memory_saver._core.Event", "An event.", event_fields, MOST_FIELDS},
+    [TMS_PY_EVENT] = {"torch_memory_saver._core.Event", "An event.", event_fields, MAX_FIELDS},
     [TMS_PY_EVENT_LEVEL] = {"torch_memory_saver._core.EventLevel", "What is held.", event_level_fields, 5},
     [TMS_PY_EVENTS_COPY] = {"torch_memory_saver._core.EventsCopy", "The latest events.", events_copy_fields, 4},
     [TMS_PY_LIBRARY] = {"torch_memory_saver._core.Library", "Memory of a library.", library_fields, 4},
@@ -141,40 +138,40 @@ static PyObject *make(PyObject *module, tms_py_row_t row, PyObject *const *value
 static PyObject *number(uint64_t value) { return PyLong_FromUnsignedLongLong(value); }
 
 PyObject *tms_py_segment(PyObject *module, const tms_segment_info_t *segment) {
-    PyObject *values[MOST_FIELDS] = {number(segment->address),
-                                     number(segment->bytes),
-                                     number(segment->reserved_bytes),
-                                     number(segment->backup_bytes),
-                                     PyLong_FromLong(segment->device),
-                                     PyLong_FromLong(segment->state),
-                                     PyLong_FromLong(segment->backup),
-                                     tms_py_text(segment->tag),
-                                     PyLong_FromLong(segment->contents),
-                                     PyFloat_FromDouble(segment->allocated_at),
-                                     PyFloat_FromDouble(segment->changed_at)};
+    PyObject *values[MAX_FIELDS] = {number(segment->address),
+                                    number(segment->bytes),
+                                    number(segment->reserved_bytes),
+                                    number(segment->backup_bytes),
+                                    PyLong_FromLong(segment->device),
+                                    PyLong_FromLong(segment->state),
+                                    PyLong_FromLong(segment->backup),
+                                    tms_py_text(segment->tag),
+                                    PyLong_FromLong(segment->contents),
+                                    PyFloat_FromDouble(segment->allocated_at),
+                                    PyFloat_FromDouble(segment->changed_at)};
 
     return make(module, TMS_PY_SEGMENT, values);
 }
 
 PyObject *tms_py_usage_row(PyObject *module, const tms_usage_info_t *usage) {
-    PyObject *values[MOST_FIELDS] = {usage->tag ? tms_py_text(usage->tag) : Py_NewRef(Py_None),
-                                     PyLong_FromLong(usage->device),
-                                     number(usage->allocations),
-                                     number(usage->bytes),
-                                     number(usage->resident_bytes),
-                                     number(usage->paused_bytes),
-                                     number(usage->damaged_bytes),
-                                     number(usage->backup_bytes),
-                                     number(usage->resident_peak_bytes),
-                                     number(usage->slack_bytes),
-                                     number(usage->deferred_bytes)};
+    PyObject *values[MAX_FIELDS] = {usage->tag ? tms_py_text(usage->tag) : Py_NewRef(Py_None),
+                                    PyLong_FromLong(usage->device),
+                                    number(usage->allocations),
+                                    number(usage->bytes),
+                                    number(usage->resident_bytes),
+                                    number(usage->paused_bytes),
+                                    number(usage->damaged_bytes),
+                                    number(usage->backup_bytes),
+                                    number(usage->resident_peak_bytes),
+                                    number(usage->slack_bytes),
+                                    number(usage->deferred_bytes)};
 
     return make(module, TMS_PY_USAGE, values);
 }
 
 PyObject *tms_py_export(PyObject *module, const tms_export_t *exported) {
-    PyObject *values[MOST_FIELDS] = {number(exported->address), number(exported->bytes), number(exported->generation),
-                                     PyLong_FromLong(exported->device), PyLong_FromLong(exported->descriptor)};
+    PyObject *values[MAX_FIELDS] = {number(exported->address), number(exported->bytes), number(exported->generation),
+                                    PyLong_FromLong(exported->device), PyLong_FromLong(exported->descriptor)};
 
     return make(module, TMS_PY_EXPORT, values);
 }
@@ -192,9 +189,9 @@ static PyObject *bytes_by_tag(const tms_report_t *report) {
 }
 
 PyObject *tms_py_report(PyObject *module, const tms_report_t *report) {
-    PyObject *values[MOST_FIELDS] = {number(report->allocations),         number(report->bytes),
-                                     number(report->copied_bytes),        number(report->unknown_tags),
-                                     PyFloat_FromDouble(report->seconds), number(report->unchanged_bytes)};
+    PyObject *values[MAX_FIELDS] = {number(report->allocations),         number(report->bytes),
+                                    number(report->copied_bytes),        number(report->unknown_tags),
+                                    PyFloat_FromDouble(report->seconds), number(report->unchanged_bytes)};
 
     values[6] = bytes_by_tag(report);
 
@@ -202,27 +199,27 @@ PyObject *tms_py_report(PyObject *module, const tms_report_t *report) {
 }
 
 PyObject *tms_py_tag_info_row(PyObject *module, const tms_tag_info_t *info) {
-    PyObject *values[MOST_FIELDS] = {number(info->paused), number(info->pause_epoch), number(info->discards)};
+    PyObject *values[MAX_FIELDS] = {number(info->paused), number(info->pause_epoch), number(info->discards)};
 
     return make(module, TMS_PY_TAG_INFO, values);
 }
 
 PyObject *tms_py_device_memory_row(PyObject *module, uint64_t free_bytes, uint64_t total_bytes) {
-    PyObject *values[MOST_FIELDS] = {number(free_bytes), number(total_bytes)};
+    PyObject *values[MAX_FIELDS] = {number(free_bytes), number(total_bytes)};
 
     return make(module, TMS_PY_DEVICE_MEMORY, values);
 }
 
 PyObject *tms_py_device_info_row(PyObject *module, const tms_device_info_t *info) {
-    PyObject *values[MOST_FIELDS] = {tms_py_text(info->uuid), number(info->total_bytes)};
+    PyObject *values[MAX_FIELDS] = {tms_py_text(info->uuid), number(info->total_bytes)};
 
     return make(module, TMS_PY_DEVICE_INFO, values);
 }
 
 PyObject *tms_py_region_settings(PyObject *module, const tms_region_settings_t *settings, int32_t depth) {
-    PyObject *values[MOST_FIELDS] = {tms_py_text(settings->tag), PyLong_FromLong(settings->backup),
-                                     PyBool_FromLong(settings->managed), PyLong_FromLong(depth),
-                                     PyBool_FromLong(!settings->own_handles)};
+    PyObject *values[MAX_FIELDS] = {tms_py_text(settings->tag), PyLong_FromLong(settings->backup),
+                                    PyBool_FromLong(settings->managed), PyLong_FromLong(depth),
+                                    PyBool_FromLong(!settings->own_handles)};
 
     return make(module, TMS_PY_REGION_SETTINGS, values);
 }
@@ -238,7 +235,7 @@ PyObject *tms_py_event(PyObject *module, const tms_event_t *event) {
 #define NAME(suffix, number, name) [number] = (name),
     static const char *const kinds[] = {TMS_EVENT_KINDS(NAME)}, *const phases[] = {TMS_EVENT_PHASES(NAME)};
 #undef NAME
-    PyObject *values[MOST_FIELDS] = {
+    PyObject *values[MAX_FIELDS] = {
         name_of(kinds, sizeof(kinds) / sizeof(kinds[0]), event->kind),
         name_of(phases, sizeof(phases) / sizeof(phases[0]), event->phase),
         PyUnicode_InternFromString(event->operation ? event->operation : ""),
@@ -267,23 +264,23 @@ PyObject *tms_py_event(PyObject *module, const tms_event_t *event) {
 }
 
 PyObject *tms_py_event_level(PyObject *module, const tms_event_level_t *level) {
-    PyObject *values[MOST_FIELDS] = {tms_py_text(level->tag), PyLong_FromLong(level->device),
-                                     number(level->holds.resident_bytes), number(level->holds.paused_bytes),
-                                     number(level->holds.backup_bytes)};
+    PyObject *values[MAX_FIELDS] = {tms_py_text(level->tag), PyLong_FromLong(level->device),
+                                    number(level->holds.resident_bytes), number(level->holds.paused_bytes),
+                                    number(level->holds.backup_bytes)};
 
     return make(module, TMS_PY_EVENT_LEVEL, values);
 }
 
 PyObject *tms_py_events_copy(PyObject *module, PyObject *events, PyObject *levels, uint64_t recorded, uint64_t capacity) {
-    PyObject *values[MOST_FIELDS] = {events, levels, number(recorded), number(capacity)};
+    PyObject *values[MAX_FIELDS] = {events, levels, number(recorded), number(capacity)};
 
     return make(module, TMS_PY_EVENTS_COPY, values);
 }
 
 PyObject *tms_py_library(PyObject *module, const tms_library_info_t *library) {
     PyObject *path = PyUnicode_DecodeFSDefault(library->path);
-    PyObject *values[MOST_FIELDS] = {path, PyLong_FromLong(library->device), number(library->bytes),
-                                     number(library->allocations)};
+    PyObject *values[MAX_FIELDS] = {path, PyLong_FromLong(library->device), number(library->bytes),
+                                    number(library->allocations)};
 
     return make(module, TMS_PY_LIBRARY, values);
 }

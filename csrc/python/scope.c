@@ -20,7 +20,7 @@
 #include "module_state.h"
 
 /* The maximum number of calls of one method. Each repetition needs another signal, or makes progress. */
-enum { MOST_ATTEMPTS = 100 };
+enum { MAX_ATTEMPTS = 100 };
 
 /* An exception. All members are NULL if there is none. */
 typedef struct kept {
@@ -70,7 +70,7 @@ static void keep(kept_t *first) {
 static PyObject *persist(PyObject *self, PyObject *name, PyObject *argument, kept_t *kept) {
     PyObject *result = NULL;
 
-    for (int attempt = 0; !result && attempt < MOST_ATTEMPTS; attempt++) {
+    for (int attempt = 0; !result && attempt < MAX_ATTEMPTS; attempt++) {
         result = PyObject_CallMethodObjArgs(self, name, argument, NULL);
         if (!result) keep(kept);
     }

@@ -36,8 +36,8 @@ MUTANTS = (
     Mutant(
         "the-thread-that-pauses-loses-its-own-region",
         "csrc/core/model/region.c",
-        "stack->since[at] = now + 1;",
-        "stack->since[at] = now;",
+        "stack->ended_from[index] = now + 1;",
+        "stack->ended_from[index] = now;",
         ("tests/unit/core/model/test_region.c",),
     ),
     Mutant(

@@ -34,7 +34,7 @@ MUTANTS = (
     Mutant(
         "the-page-is-in-the-way-of-a-resume",
         "csrc/core/transition/resume.c",
-        "        free_bytes += demand.returned[device];",
+        "    free_bytes += demand->returned[device];",
         "",
         (_BYTES,),
     ),

@@ -16,8 +16,8 @@ MUTANTS = (
     Mutant(
         "a-search-compares-every-gap",
         _GAPS,
-        "enum { COMPARED_MOST = 64, ",
-        "enum { COMPARED_MOST = 1 << 20, ",
+        "enum { MAX_COMPARED = 64, ",
+        "enum { MAX_COMPARED = 1 << 20, ",
         (_TEST_GAPS,),
     ),
     Mutant(

@@ -31,8 +31,8 @@ _TRANSITIONS = (
     Mutant(
         "a-free-unlocks-the-device-before-the-memory-is-back",
         "csrc/core/allocation/free.c",
-        "    leaving_t leaving = leave_run(",
-        "    tms_free_release_lock(saver, segment);\n    leaving_t leaving = leave_run(",
+        "    drop_outcome_t outcome = drop_run(",
+        "    tms_free_release_lock(saver, segment);\n    drop_outcome_t outcome = drop_run(",
         ("tests/unit/core/transition/test_resume_exclusive.c",),
     ),
     Mutant(
@@ -102,8 +102,8 @@ _TRANSITIONS = (
     Mutant(
         "a-shortage-names-the-first-device",
         "csrc/core/transition/resume.c",
-        "for (int i = -1; i < t->devices->count",
-        "for (int i = 0; i < t->devices->count",
+        "tms_status_t status = examine(t, &demand, likely, &found, error);",
+        "(void)likely;\n    tms_status_t status = TMS_OK;",
         ("tests/unit/core/transition/test_resume_wait.c",),
     ),
     Mutant(

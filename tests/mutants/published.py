@@ -48,8 +48,8 @@ MUTANTS = (
     Mutant(
         "equal-pieces-need-room-twice",
         _PUBLISH,
-        "status == TMS_OK && tms_shared_object_is_new(",
-        "status == TMS_OK && !tms_shared_object_is_here(",
+        "status == TMS_OK &&\n            tms_shared_object_is_new(",
+        "status == TMS_OK &&\n            !tms_shared_object_is_here(",
         (_TEST_PUBLISH,),
     ),
     Mutant(

@@ -34,8 +34,8 @@ _SLACK = (
     Mutant(
         "the-last-free-of-a-run-keeps-its-memory",
         _FREE,
-        "        if (tms_run_leave(segment)) {",
-        "        if (tms_run_leave(segment) && tms_run_bytes(run) == tms_segment_reserved(segment)) {",
+        "        if (tms_run_drop_reference(segment)) {",
+        "        if (tms_run_drop_reference(segment) && tms_run_bytes(run) == tms_segment_reserved(segment)) {",
         (_TEST_RUNS,),
     ),
     Mutant(
@@ -72,7 +72,7 @@ _FREES = (
     Mutant(
         "a-free-waits-for-devices-although-a-call-owns-its-run",
         _FREE,
-        "bool left = tms_run_leave_to_owner(segment);",
+        "bool left = tms_run_defer_to_owner(segment);",
         "bool left = false;",
         (_TEST_RUNS,),
     ),
@@ -169,7 +169,7 @@ _ADDRESSES = (
     Mutant(
         "addresses-come-from-the-first-hole-that-fits",
         "csrc/base/address_space.c",
-        "size >= bytes && (!best || size < tms_piece_bytes(best))",
+        "size >= bytes && (!best || size < tms_span_bytes(best))",
         "size >= bytes && !best",
         ("tests/unit/base/test_address_space.c",),
     ),
@@ -222,8 +222,8 @@ _PLACES = (
     Mutant(
         "a-run-of-exactly-the-largest-size-is-split",
         _LAYOUT,
-        "leader->node.begin > TMS_RUN_MOST_BYTES)",
-        "leader->node.begin >= TMS_RUN_MOST_BYTES)",
+        "leader->node.begin > TMS_MAX_RUN_BYTES)",
+        "leader->node.begin >= TMS_MAX_RUN_BYTES)",
         (_TEST_LAYOUT,),
     ),
     Mutant(

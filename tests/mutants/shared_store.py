@@ -218,7 +218,7 @@ MUTANTS = (
     Mutant(
         "a-thread-claims-what-another-one-writes",
         _OBJECT,
-        "if (!object->memory && !object->being_made) status =",
+        "if (!object->memory && !object->being_written) status =",
         "if (!object->memory) status =",
         (_TEST_SHARED,),
     ),
@@ -373,14 +373,14 @@ MUTANTS = (
     Mutant(
         "objects-are-not-registered",
         _OPERATIONS,
-        "    if (slot->fresh) tms_shared_contents_wish(store, slot->fresh, true);\n",
+        "    if (slot->fresh) tms_shared_contents_want_registration(store, slot->fresh, true);\n",
         "",
         (_TEST_SHARED,),
     ),
     Mutant(
         "a-resume-gives-up-the-links",
         _OPERATIONS,
-        "    tms_shared_contents_wish(store, kept, false);\n    tms_shared_contents_drop_private(kept, policy);",
+        "    tms_shared_contents_want_registration(store, kept, false);\n    tms_shared_contents_drop_private(kept, policy);",
         "    drop(store, &slot->kept);",
         (_TEST_SHARED, _TEST_REPLICAS),
     ),

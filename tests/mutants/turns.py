@@ -13,15 +13,15 @@ MUTANTS = (
     Mutant(
         "who-waits-tries-without-looking-who-comes-first",
         _LOCK,
-        "    bool done = (!missing || tms_device_queue_look(",
-        "    bool done = (!missing || ticket->name[0] || tms_device_queue_look(",
+        "    bool done = (!missing || tms_device_queue_poll(",
+        "    bool done = (!missing || ticket->name[0] || tms_device_queue_poll(",
         _TESTS,
     ),
     Mutant(
         "a-new-request-passes-those-who-wait",
         _LOCK,
-        "    bool done = (!missing || tms_device_queue_look(",
-        "    bool done = (!missing || !ticket->name[0] || tms_device_queue_look(",
+        "    bool done = (!missing || tms_device_queue_poll(",
+        "    bool done = (!missing || !ticket->name[0] || tms_device_queue_poll(",
         _TESTS,
     ),
     Mutant(

@@ -12,10 +12,10 @@
  *
  * Only a few pieces are on the device, because its copies finish long before the disk's and fewer buffers are faster
  * (backup/disk/staging.h). */
-enum { WITH_DISK_MOST = 16, READ_AHEAD_MOST = 22, WITH_DEVICE_FIRST = 1, WITH_DEVICE_LAST = 2 };
-_Static_assert((int)WITH_DISK_MOST <= (int)TMS_DISK_URING_ENTRIES, "the queue has room");
-_Static_assert((int)WITH_DISK_MOST < (int)READ_AHEAD_MOST &&
-                   (int)READ_AHEAD_MOST + (int)WITH_DEVICE_LAST <= (int)TMS_DISK_BUFFERS_MOST,
+enum { MAX_WITH_DISK = 16, MAX_READ_AHEAD = 22, WITH_DEVICE_FIRST = 1, WITH_DEVICE_LAST = 2 };
+_Static_assert((int)MAX_WITH_DISK <= (int)TMS_DISK_URING_ENTRIES, "the queue has room");
+_Static_assert((int)MAX_WITH_DISK < (int)MAX_READ_AHEAD &&
+                   (int)MAX_READ_AHEAD + (int)WITH_DEVICE_LAST <= (int)TMS_MAX_DISK_BUFFERS,
                "while the disk is busy the device can be too");
 
 /* An open file, which is closed with its last piece. */
@@ -51,15 +51,15 @@ typedef struct pipe {
     /* Numbers of pieces: pieces from `first` on are in the pipe, and those from `middle` on are in their first stage. `next`
      * is the number of the next piece. */
     uint64_t first, middle, next;
-    piece_t pieces[TMS_DISK_BUFFERS_MOST]; /* a ring */
-    int idle[TMS_DISK_BUFFERS_MOST];       /* buffers without a piece */
+    piece_t pieces[TMS_MAX_DISK_BUFFERS]; /* a ring */
+    int idle[TMS_MAX_DISK_BUFFERS];       /* buffers without a piece */
     int idle_count;
-    open_file_t files[TMS_DISK_BUFFERS_MOST + 1];
+    open_file_t files[TMS_MAX_DISK_BUFFERS + 1];
     tms_status_t status; /* the first failure, and its error */
     tms_error_t error;
 } pipe_t;
 
-static piece_t *piece_at(pipe_t *pipe, uint64_t number) { return &pipe->pieces[number % TMS_DISK_BUFFERS_MOST]; }
+static piece_t *piece_at(pipe_t *pipe, uint64_t number) { return &pipe->pieces[number % TMS_MAX_DISK_BUFFERS]; }
 
 /* ---- files ---- */
 
@@ -135,7 +135,7 @@ static tms_status_t retire(pipe_t *pipe, tms_error_t *error) {
 /* Moves the oldest piece of the first stage to the second. */
 static tms_status_t pass_on(pipe_t *pipe, tms_error_t *error) {
     piece_t *piece = piece_at(pipe, pipe->middle);
-    const uint64_t most = pipe->saving ? WITH_DISK_MOST : WITH_DEVICE_LAST;
+    const uint64_t most = pipe->saving ? MAX_WITH_DISK : WITH_DEVICE_LAST;
     tms_status_t status = TMS_OK;
     while (status == TMS_OK && pipe->middle - pipe->first >= most) status = retire(pipe, error);
     if (status == TMS_OK) status = pipe->saving ? finish_on_device(pipe, piece, error) : finish_on_disk(pipe, piece, error);
@@ -155,7 +155,7 @@ static tms_status_t add_buffers(pipe_t *pipe, uint64_t pieces, const tms_error_c
     int before = staging->count;
     /* Doubles the number each time: a small backup does not wait for memory that it does not use. The minimum fills a huge
      * page. */
-    int wanted = before > 0 ? before : pieces < TMS_DISK_BUFFERS_MOST ? (int)pieces : TMS_DISK_BUFFERS_MOST;
+    int wanted = before > 0 ? before : pieces < TMS_MAX_DISK_BUFFERS ? (int)pieces : TMS_MAX_DISK_BUFFERS;
     if (wanted < TMS_DISK_BUFFERS_LEAST) wanted = TMS_DISK_BUFFERS_LEAST;
     tms_error_t reason;
     tms_status_t status =
@@ -211,7 +211,7 @@ static void fill_piece(pipe_t *pipe, piece_t *piece, open_file_t *file, uint64_t
 /* Waits until the disk can take another read. While the disk is busy, moves completed reads on. */
 static tms_status_t make_room(pipe_t *pipe, const tms_error_context_t *context, tms_error_t *error) {
     tms_status_t status = TMS_OK;
-    while (status == TMS_OK && tms_disk_queue_in_kernel(&pipe->queue) >= WITH_DISK_MOST)
+    while (status == TMS_OK && tms_disk_queue_in_kernel(&pipe->queue) >= MAX_WITH_DISK)
         status = tms_disk_queue_kernel_has_done(&piece_at(pipe, pipe->middle)->request)
                      ? pass_on(pipe, error)
                      : tms_disk_queue_wait(&pipe->queue, pipe->copier->wait, context, error);
@@ -235,7 +235,7 @@ static tms_status_t add_piece(pipe_t *pipe, open_file_t *file, uint64_t offset, 
     file->is_read = is_last;
     if (!pipe->saving) tms_disk_queue_submit(&pipe->queue, &piece->request);
     pipe->next++;
-    uint64_t ahead = pipe->saving ? WITH_DEVICE_FIRST : READ_AHEAD_MOST - 1;
+    uint64_t ahead = pipe->saving ? WITH_DEVICE_FIRST : MAX_READ_AHEAD - 1;
     while (status == TMS_OK && pipe->next - pipe->middle > ahead) status = pass_on(pipe, error);
     return status;
 }
@@ -264,7 +264,7 @@ static void close_pipe(tms_copier_relay_t *relay) {
     pipe->copier = NULL;
     tms_disk_queue_close(&pipe->queue);
     /* Files are open only after a failure, which has been reported. */
-    for (int i = 0; i <= TMS_DISK_BUFFERS_MOST; i++) {
+    for (int i = 0; i <= TMS_MAX_DISK_BUFFERS; i++) {
         if (pipe->files[i].in_use) (void)tms_disk_handle_close(&pipe->files[i].handle, NULL, NULL);
     }
 }

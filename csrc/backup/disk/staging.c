@@ -13,7 +13,7 @@ tms_status_t tms_disk_staging_create(tms_disk_staging_t **staging, tms_devices_t
     if (!made) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     uint64_t most = staging_bytes / TMS_DISK_BUFFER_BYTES;
     if (most < TMS_DISK_BUFFERS_LEAST) most = TMS_DISK_BUFFERS_LEAST;
-    if (most > TMS_DISK_BUFFERS_MOST) most = TMS_DISK_BUFFERS_MOST;
+    if (most > TMS_MAX_DISK_BUFFERS) most = TMS_MAX_DISK_BUFFERS;
     made->devices = devices;
     made->device = device;
     made->most = (int)most;
@@ -86,7 +86,7 @@ static bool release_block(tms_disk_staging_block_t *block, const tms_driver_tabl
 /* Releases what it can, in the device's context, and returns what is left. `keep_pinned`: keeps pinned memory. */
 static tms_quarantine_mask_t release_all(tms_disk_staging_t *staging, const tms_driver_table_t *driver, bool keep_pinned) {
     tms_quarantine_mask_t left = tms_disk_uring_close(&staging->uring) ? 0 : TMS_QUARANTINE_BIT(HOST);
-    for (int i = 0; i < TMS_DISK_BUFFERS_MOST; i++) {
+    for (int i = 0; i < TMS_MAX_DISK_BUFFERS; i++) {
         tms_disk_staging_block_t *block = &staging->blocks[i];
         if (block->memory && !(keep_pinned && block->pinned) && release_block(block, driver)) block->memory = NULL;
         if (staging->events[i] && TMS_RELEASED(driver, cuEventDestroy, staging->events[i])) staging->events[i] = NULL;

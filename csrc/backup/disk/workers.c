@@ -46,7 +46,7 @@ static void add_thread(tms_disk_workers_t *workers) {
 }
 
 void tms_disk_workers_submit(tms_disk_workers_t *workers, tms_disk_request_t *request) {
-    if (workers->count < TMS_DISK_WORKERS_MOST && !workers->refused) add_thread(workers);
+    if (workers->count < TMS_MAX_DISK_WORKERS && !workers->refused) add_thread(workers);
     request->performer = TMS_DISK_BY_WORKERS;
     request->next = NULL;
     request->done = workers->count == 0;

@@ -1,6 +1,6 @@
 /* Threads that perform requests (backup/disk/transfer.h) that an io_uring does not.
  *
- * Each of the first requests starts a thread, up to TMS_DISK_WORKERS_MOST. If none can be started, the caller's thread does
+ * Each of the first requests starts a thread, up to TMS_MAX_DISK_WORKERS. If none can be started, the caller's thread does
  * the work. The threads make no driver calls, and end when the workers are closed.
  *
  * Lock: `lock` is a leaf, not held while a request is performed. One thread submits and awaits the requests. */
@@ -13,7 +13,7 @@
 #include "base/log.h"
 #include "device/wait.h"
 
-enum { TMS_DISK_WORKERS_MOST = 4 };
+enum { TMS_MAX_DISK_WORKERS = 4 };
 
 typedef struct tms_disk_workers {
     pthread_mutex_t lock;
@@ -23,7 +23,7 @@ typedef struct tms_disk_workers {
     bool closing;
     bool refused; /* a thread could not be started */
     int count;
-    pthread_t threads[TMS_DISK_WORKERS_MOST];
+    pthread_t threads[TMS_MAX_DISK_WORKERS];
 } tms_disk_workers_t;
 
 void tms_disk_workers_open(tms_disk_workers_t *workers, const tms_log_t *log);

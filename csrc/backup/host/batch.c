@@ -164,7 +164,7 @@ static void list_block(struct tms_host_block *block) {
     store->blocks = block;
     block->listed = true;
     for (size_t i = 0; i < block->piece_count; i++) {
-        tms_host_piece_t *piece = &block->pieces[i];
+        tms_host_chunk_t *piece = &block->pieces[i];
         piece->state = TMS_PIECE_PLANNED;
         piece->open = piece->reserved = block->for_pool;
         store->planned_bytes += piece->bytes;
@@ -175,7 +175,7 @@ static void list_block(struct tms_host_block *block) {
         uint64_t end = buffer->offset + tms_host_buffer_extent(buffer);
         buffer->memory = block->memory + buffer->offset;
         for (uint64_t at = buffer->offset; at < end;) {
-            tms_host_piece_t *piece = tms_host_piece_at(block, at);
+            tms_host_chunk_t *piece = tms_host_chunk_at(block, at);
             piece->buffers++;
             at = piece->offset + piece->bytes;
         }
@@ -238,7 +238,7 @@ tms_status_t tms_host_batch_start(struct tms_host_batch *batch, const tms_error_
 /* Undoes the unfinished work on an entry. Under the lock. */
 static void abandon(struct tms_host_batch *batch, size_t index) {
     tms_host_store_t *store = batch->store;
-    tms_host_piece_t *piece = tms_host_entry_piece(&batch->entries[index]);
+    tms_host_chunk_t *piece = tms_host_entry_chunk(&batch->entries[index]);
     if (index >= batch->allowed) store->planned_bytes -= piece->bytes;
     if (piece->in_flight) store->in_flight_bytes -= piece->bytes;
     if (piece->reserved) store->reserving_bytes -= piece->bytes;
@@ -248,7 +248,7 @@ static void abandon(struct tms_host_batch *batch, size_t index) {
     /* A piece whose buffers have been dropped is retired. Idle pieces of the pool stay. */
     bool idle = piece->open && piece->state == TMS_PIECE_USABLE;
     if (piece->buffers == 0 && piece->state <= TMS_PIECE_USABLE && !idle)
-        tms_host_piece_retire(piece, TMS_HOST_RELEASE, piece->block->kind);
+        tms_host_chunk_retire(piece, TMS_HOST_RELEASE, piece->block->kind);
 }
 
 void tms_host_batch_destroy(struct tms_host_batch *batch) {
@@ -277,11 +277,11 @@ void tms_host_batch_destroy(struct tms_host_batch *batch) {
 
 bool tms_host_batch_help(struct tms_host_batch *batch, int device) {
     tms_host_store_t *store = batch->store;
-    tms_host_piece_t *found = NULL;
+    tms_host_chunk_t *found = NULL;
     pthread_mutex_lock(&store->lock);
     size_t *first = &batch->helped[device];
     for (size_t i = *first; i < batch->allowed && !found; i++) {
-        tms_host_piece_t *piece = tms_host_entry_piece(&batch->entries[i]);
+        tms_host_chunk_t *piece = tms_host_entry_chunk(&batch->entries[i]);
         const bool needs_help = piece->block->device == device && piece->state <= TMS_PIECE_PREFAULTED;
         store->steps++;
         if (i == *first && !needs_help) ++*first;
@@ -309,7 +309,7 @@ tms_status_t tms_host_buffer_await(tms_host_buffer_t *buffer, uint64_t offset, t
     tms_status_t status = TMS_OK;
     pthread_mutex_lock(&store->lock);
     for (;;) {
-        tms_host_piece_t *piece = block->pieces ? tms_host_piece_at(block, buffer->offset + offset) : NULL;
+        tms_host_chunk_t *piece = block->pieces ? tms_host_chunk_at(block, buffer->offset + offset) : NULL;
         if (piece && piece->state == TMS_PIECE_USABLE) {
             uint64_t in_piece = piece->offset + piece->bytes - (buffer->offset + offset), rest = buffer->bytes - offset;
             *bytes = rest < in_piece ? rest : in_piece;
@@ -334,7 +334,7 @@ tms_status_t tms_host_buffer_await(tms_host_buffer_t *buffer, uint64_t offset, t
 bool tms_host_buffer_is_pinned(tms_host_buffer_t *buffer, uint64_t offset) {
     tms_host_store_t *store = buffer->store;
     pthread_mutex_lock(&store->lock);
-    bool pinned = tms_host_piece_at(buffer->block, buffer->offset + offset)->pinned;
+    bool pinned = tms_host_chunk_at(buffer->block, buffer->offset + offset)->pinned;
     pthread_mutex_unlock(&store->lock);
     return pinned;
 }

@@ -15,7 +15,7 @@ static void describe_pieces(struct tms_host_block *block) {
     uint64_t unit = block->store->piece_bytes;
     for (size_t i = 0; i < block->piece_count; i++) {
         uint64_t offset = i * unit, rest = block->bytes - offset, bytes = rest < unit ? rest : unit;
-        block->pieces[i] = (tms_host_piece_t){.block = block, .offset = offset, .bytes = bytes, .not_prefaulted = bytes};
+        block->pieces[i] = (tms_host_chunk_t){.block = block, .offset = offset, .bytes = bytes, .not_prefaulted = bytes};
     }
 }
 
@@ -29,7 +29,7 @@ tms_status_t tms_host_block_map(struct tms_host_block *block, const tms_error_co
     if (block->bytes > UINT64_MAX - unit) return tms_error_set_os(error, &here, "mmap", ENOMEM, NULL);
     uint64_t bytes = tms_host_round(block->bytes, unit);
     size_t count = (size_t)((bytes + store->piece_bytes - 1) / store->piece_bytes);
-    tms_host_piece_t *pieces = calloc(count, sizeof *pieces);
+    tms_host_chunk_t *pieces = calloc(count, sizeof *pieces);
     if (!pieces) return tms_error_set_os(error, &here, "calloc", ENOMEM, NULL);
     char *memory = tms_host_map(bytes);
     if (!memory) {
@@ -68,8 +68,8 @@ void tms_host_block_free(struct tms_host_block *block) {
 
 /* A written byte allocates its page, usually the whole huge page. mincore finds the pages that are still missing. */
 static void prefault_part(tms_host_store_t *store, char *begin, uint64_t bytes) {
-    enum { MOST_PAGES = TMS_HOST_PREFAULT_BYTES / 4096 };
-    unsigned char resident[MOST_PAGES];
+    enum { MAX_PAGES = TMS_HOST_PREFAULT_BYTES / 4096 };
+    unsigned char resident[MAX_PAGES];
     uint64_t page = tms_host_page_bytes();
     size_t pages = (size_t)(bytes / page), missing = 0;
     for (uint64_t at = 0; at < bytes; at += TMS_HOST_HUGE_PAGE_BYTES) ((volatile char *)begin)[at] = 0;
@@ -85,7 +85,7 @@ static void prefault_part(tms_host_store_t *store, char *begin, uint64_t bytes) 
                      "/sys/kernel/mm/transparent_hugepage/enabled");
 }
 
-void tms_host_piece_prefault(tms_host_piece_t *piece, uint64_t from, uint64_t bytes) {
+void tms_host_chunk_prefault(tms_host_chunk_t *piece, uint64_t from, uint64_t bytes) {
     char *begin = piece->block->memory + piece->offset + from;
     for (uint64_t part, done = 0; done < bytes; done += part) {
         part = bytes - done < TMS_HOST_PREFAULT_BYTES ? bytes - done : TMS_HOST_PREFAULT_BYTES;
@@ -95,7 +95,7 @@ void tms_host_piece_prefault(tms_host_piece_t *piece, uint64_t from, uint64_t by
 
 /* ---- pinning ---- */
 
-tms_status_t tms_host_piece_pin(tms_host_piece_t *piece, const tms_error_context_t *context, tms_error_t *error) {
+tms_status_t tms_host_chunk_pin(tms_host_chunk_t *piece, const tms_error_context_t *context, tms_error_t *error) {
     struct tms_host_block *block = piece->block;
     tms_host_store_t *store = block->store;
     const tms_driver_table_t *driver = NULL;
@@ -120,7 +120,7 @@ tms_status_t tms_host_piece_pin(tms_host_piece_t *piece, const tms_error_context
 
 /* ---- releasing ---- */
 
-static tms_status_t unpin(tms_host_piece_t *piece, const tms_error_context_t *context, tms_error_t *error) {
+static tms_status_t unpin(tms_host_chunk_t *piece, const tms_error_context_t *context, tms_error_t *error) {
     struct tms_host_block *block = piece->block;
     tms_devices_t *devices = block->store->devices;
     const tms_driver_table_t *driver = NULL;
@@ -134,7 +134,7 @@ static tms_status_t unpin(tms_host_piece_t *piece, const tms_error_context_t *co
     return status;
 }
 
-tms_status_t tms_host_piece_give_back(tms_host_piece_t *piece, tms_error_t *error) {
+tms_status_t tms_host_chunk_give_back(tms_host_chunk_t *piece, tms_error_t *error) {
     char *memory = piece->block->memory + piece->offset;
     tms_error_context_t context = {.operation = "free a backup", .device = piece->block->device, .bytes = piece->bytes};
     tms_status_t status = piece->pinned ? unpin(piece, &context, error) : TMS_OK;

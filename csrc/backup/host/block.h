@@ -14,13 +14,13 @@ tms_status_t tms_host_block_map(struct tms_host_block *block, const tms_error_co
 /* Undoes tms_host_block_map before anything was prefaulted. */
 void tms_host_block_unmap(struct tms_host_block *block);
 /* Prefaults [from, from + bytes) of a piece. */
-void tms_host_piece_prefault(tms_host_piece_t *piece, uint64_t from, uint64_t bytes);
+void tms_host_chunk_prefault(tms_host_chunk_t *piece, uint64_t from, uint64_t bytes);
 /* Pins a piece. If the driver fails to, the piece stays pageable with piece->pinned false, and the result is TMS_OK.
  * TMS_DRIVER_UNAVAILABLE if the driver has shut down. */
-tms_status_t tms_host_piece_pin(tms_host_piece_t *piece, const tms_error_context_t *context, tms_error_t *error);
+tms_status_t tms_host_chunk_pin(tms_host_chunk_t *piece, const tms_error_context_t *context, tms_error_t *error);
 /* Unpins and unmaps a piece. If the driver has shut down, the device may still be running: the piece is left unchanged, and
  * the result is TMS_OK. */
-tms_status_t tms_host_piece_give_back(tms_host_piece_t *piece, tms_error_t *error);
+tms_status_t tms_host_chunk_give_back(tms_host_chunk_t *piece, tms_error_t *error);
 void tms_host_block_free(struct tms_host_block *block); /* accepts NULL */
 
 #endif

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 /* The maximum number of gaps of one list that a search compares. */
-enum { COMPARED_MOST = 64, BITS = 64 };
+enum { MAX_COMPARED = 64, BITS = 64 };
 _Static_assert((int)BITS == (int)TMS_HOST_GAP_CLASSES, "a bit of a mask for each list of a device");
 
 static int class_of(uint64_t bytes) { return BITS - 1 - __builtin_clzll(bytes); }
@@ -116,7 +116,7 @@ void tms_host_gaps_remove(struct tms_host_block *block, uint64_t offset, uint64_
 /* The smallest of the compared gaps that is large enough, or NULL. */
 static tms_host_gap_t *compare(tms_host_store_t *store, tms_host_gap_t *gap, uint64_t bytes) {
     tms_host_gap_t *best = NULL;
-    for (int compared = 0; gap && compared < COMPARED_MOST; compared++, gap = gap->next) {
+    for (int compared = 0; gap && compared < MAX_COMPARED; compared++, gap = gap->next) {
         store->steps++;
         if (bytes_of(gap) >= bytes && (!best || bytes_of(gap) < bytes_of(best))) best = gap;
     }

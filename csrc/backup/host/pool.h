@@ -12,12 +12,12 @@ tms_status_t tms_host_pool_place(tms_host_store_t *store, tms_host_buffer_t *buf
 void tms_host_buffer_link(tms_host_buffer_t *buffer);
 void tms_host_buffer_unlink(tms_host_buffer_t *buffer);
 /* Adds a usable piece without buffers to the pool. */
-void tms_host_pool_take(tms_host_piece_t *piece);
+void tms_host_pool_take(tms_host_chunk_t *piece);
 /* Keeps buffers out of a piece that will not become usable. Does nothing for other pieces. */
-void tms_host_pool_give_up_unusable(tms_host_piece_t *piece);
+void tms_host_pool_give_up_unusable(tms_host_chunk_t *piece);
 /* Queues idle pooled memory for release: at least `bytes`, or all. */
 void tms_host_pool_give_up(tms_host_store_t *store, uint64_t bytes);
 /* Keeps a piece whose last buffer was removed in the pool, or queues it for release. */
-void tms_host_piece_retire(tms_host_piece_t *piece, tms_host_policy_t policy, tms_backup_kind_t kind);
+void tms_host_chunk_retire(tms_host_chunk_t *piece, tms_host_policy_t policy, tms_backup_kind_t kind);
 
 #endif

@@ -7,7 +7,7 @@
 
 /* ---- under the lock ---- */
 
-void tms_host_release_queue(tms_host_piece_t *piece, tms_backup_kind_t kind) {
+void tms_host_release_queue(tms_host_chunk_t *piece, tms_backup_kind_t kind) {
     tms_host_store_t *store = piece->block->store;
     if (piece->open) tms_host_gaps_remove(piece->block, piece->offset, piece->offset + piece->bytes);
     piece->state = TMS_PIECE_WAITING;
@@ -28,8 +28,8 @@ struct tms_host_block *tms_host_block_forget(struct tms_host_block *block) {
 }
 
 /* Takes the first waiting piece (`only_mmap`: of kind MMAP), or NULL. */
-static tms_host_piece_t *take_waiting(tms_host_store_t *store, bool only_mmap) {
-    tms_host_piece_t *before = NULL, *piece = store->waiting;
+static tms_host_chunk_t *take_waiting(tms_host_store_t *store, bool only_mmap) {
+    tms_host_chunk_t *before = NULL, *piece = store->waiting;
     while (piece && only_mmap && piece->kind != TMS_BACKUP_MMAP) {
         before = piece;
         piece = piece->next;
@@ -44,7 +44,7 @@ static tms_host_piece_t *take_waiting(tms_host_store_t *store, bool only_mmap) {
 
 /* Counts a piece that has been released. If it was the last piece of its block, returns the block, which the caller
  * frees. */
-static struct tms_host_block *count_out(tms_host_piece_t *piece) {
+static struct tms_host_block *count_out(tms_host_chunk_t *piece) {
     if (piece->counted) atomic_fetch_sub(&piece->block->store->resident_bytes, piece->bytes);
     piece->counted = false;
     piece->state = TMS_PIECE_GONE;
@@ -55,7 +55,7 @@ static struct tms_host_block *count_out(tms_host_piece_t *piece) {
 /* ---- releasing ---- */
 
 static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
-    tms_host_piece_t *piece = (tms_host_piece_t *)node;
+    tms_host_chunk_t *piece = (tms_host_chunk_t *)node;
     tms_host_store_t *store = piece->block->store;
     struct tms_host_block *forgotten = NULL;
     tms_error_t reason;
@@ -63,7 +63,7 @@ static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
     bool may = tms_host_call_begin(store);
     pthread_mutex_unlock(&store->lock);
     if (!may) return TMS_QUARANTINE_BIT(HOST);
-    tms_status_t status = tms_host_piece_give_back(piece, &reason);
+    tms_status_t status = tms_host_chunk_give_back(piece, &reason);
     pthread_mutex_lock(&store->lock);
     tms_host_call_end(store);
     if (status == TMS_OK) forgotten = count_out(piece);
@@ -76,12 +76,12 @@ static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
 }
 
 /* Releases a piece from take_waiting. Called and returns with the lock held. */
-static void release_piece(tms_host_store_t *store, tms_host_piece_t *piece) {
+static void release_piece(tms_host_store_t *store, tms_host_chunk_t *piece) {
     bool mmap = piece->kind == TMS_BACKUP_MMAP;
     struct tms_host_block *forgotten = NULL;
     tms_error_t reason;
     pthread_mutex_unlock(&store->lock);
-    tms_status_t status = tms_host_piece_give_back(piece, &reason);
+    tms_status_t status = tms_host_chunk_give_back(piece, &reason);
     pthread_mutex_lock(&store->lock);
     tms_host_call_end(store);
     if (status == TMS_OK)
@@ -105,7 +105,7 @@ static void release_piece(tms_host_store_t *store, tms_host_piece_t *piece) {
 
 static void *release_all(void *argument) {
     tms_host_store_t *store = argument;
-    tms_host_piece_t *piece = NULL;
+    tms_host_chunk_t *piece = NULL;
     pthread_detach(pthread_self());
     pthread_mutex_lock(&store->lock);
     while ((piece = take_waiting(store, false))) release_piece(store, piece);
@@ -157,7 +157,7 @@ void tms_host_store_retry(tms_host_store_t *store) {
 /* ---- on the caller's thread ---- */
 
 static void release_here(tms_host_store_t *store, bool only_mmap) {
-    tms_host_piece_t *piece = NULL;
+    tms_host_chunk_t *piece = NULL;
     pthread_mutex_lock(&store->lock);
     do {
         while ((piece = take_waiting(store, only_mmap))) release_piece(store, piece);

@@ -7,7 +7,7 @@
 /* ---- under the store's lock ---- */
 
 /* Queues a piece without buffers for release. */
-void tms_host_release_queue(tms_host_piece_t *piece, tms_backup_kind_t kind);
+void tms_host_release_queue(tms_host_chunk_t *piece, tms_backup_kind_t kind);
 /* Removes a block from the store's list if nothing is left of it, and returns it to be freed by the caller; else NULL. */
 struct tms_host_block *tms_host_block_forget(struct tms_host_block *block);
 

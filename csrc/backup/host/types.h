@@ -54,7 +54,7 @@ typedef struct tms_host_store {
 
     /* All under `lock`, except the atomics. */
     struct tms_host_block *blocks;
-    struct tms_host_piece *waiting, *last_waiting; /* queue of pieces to be released */
+    struct tms_host_chunk *waiting, *last_waiting; /* queue of pieces to be released */
     tms_registry_t gaps;                           /* all gaps of the pool, by address */
     tms_host_gap_lists_t gap_lists[TMS_MAX_DEVICES];
     uint64_t steps;                  /* gaps and entries of batches that searches have visited; for complexity tests */
@@ -91,7 +91,7 @@ struct tms_host_buffer {
     bool placed;   /* in a gap of the pool */
 };
 
-typedef enum tms_piece_state {
+typedef enum tms_host_chunk_state {
     TMS_PIECE_ABSENT,      /* not usable, and its batch has ended */
     TMS_PIECE_PLANNED,     /* waits for the threads of its batch */
     TMS_PIECE_PREFAULTING, /* being prefaulted in parts */
@@ -102,16 +102,16 @@ typedef enum tms_piece_state {
     TMS_PIECE_RELEASING, /* a thread is releasing it */
     TMS_PIECE_REFUSED,   /* in the quarantine */
     TMS_PIECE_GONE       /* released, addresses included */
-} tms_piece_state_t;
+} tms_host_chunk_state_t;
 
-typedef struct tms_host_piece {
+typedef struct tms_host_chunk {
     tms_quarantined_t quarantined; /* first */
-    struct tms_host_piece *next;   /* in the queue for release */
+    struct tms_host_chunk *next;   /* in the queue for release */
     struct tms_host_block *block;
     uint64_t offset, bytes;
     uint64_t not_prefaulted; /* bytes that its batch has not prefaulted yet */
     uint32_t buffers;        /* number of buffers that overlap it */
-    tms_piece_state_t state;
+    tms_host_chunk_state_t state;
     tms_backup_kind_t kind; /* while it waits for release: the kind of its last buffer */
     bool counted;           /* in resident_bytes */
     bool in_flight;         /* in in_flight_bytes */
@@ -119,7 +119,7 @@ typedef struct tms_host_piece {
     bool open;              /* in the pool: any buffer may be placed in it */
     bool reserved;          /* in reserving_bytes: will enter the pool */
     tms_host_gap_t gap;     /* for gaps of its block; which one it is may change */
-} tms_host_piece_t;
+} tms_host_chunk_t;
 
 struct tms_host_block {
     struct tms_host_block *previous, *next; /* links of the store's list, the newest block first */
@@ -132,7 +132,7 @@ struct tms_host_block {
     tms_host_gap_t *spare_gaps;   /* not in use */
     size_t gap_count;             /* in use or spare */
     size_t piece_count, left;     /* `left`: pieces that are not GONE */
-    tms_host_piece_t *pieces;
+    tms_host_chunk_t *pieces;
     int device;
     tms_backup_kind_t kind;
     const void *group;
@@ -148,7 +148,7 @@ struct tms_host_block {
 static inline uint64_t tms_host_buffer_extent(const tms_host_buffer_t *buffer) {
     return tms_host_round(buffer->bytes, tms_host_page_bytes());
 }
-static inline tms_host_piece_t *tms_host_piece_at(const struct tms_host_block *block, uint64_t offset) {
+static inline tms_host_chunk_t *tms_host_chunk_at(const struct tms_host_block *block, uint64_t offset) {
     return &block->pieces[offset / block->store->piece_bytes];
 }
 /* Whether the calling thread may make a driver call. If so, it calls tms_host_call_end after it. */

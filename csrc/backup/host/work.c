@@ -29,7 +29,7 @@ static void fail(struct tms_host_batch *batch, const tms_error_t *error) {
 
 /* ---- allowing ---- */
 
-static void allow(struct tms_host_batch *batch, tms_host_piece_t *piece) {
+static void allow(struct tms_host_batch *batch, tms_host_chunk_t *piece) {
     tms_host_store_t *store = batch->store;
     store->planned_bytes -= piece->bytes;
     store->in_flight_bytes += piece->bytes;
@@ -48,7 +48,7 @@ static bool may_check(const struct tms_host_batch *batch) {
 /* Checks for room for the next piece. One thread of the store at a time, so that two do not rely on the same room. */
 static void check_room(struct tms_host_batch *batch) {
     tms_host_store_t *store = batch->store;
-    tms_host_piece_t *piece = tms_host_entry_piece(&batch->entries[batch->allowed]);
+    tms_host_chunk_t *piece = tms_host_entry_chunk(&batch->entries[batch->allowed]);
     uint64_t in_flight = store->in_flight_bytes;
     tms_host_headroom_t headroom;
     tms_error_t error;
@@ -75,7 +75,7 @@ static void check_room(struct tms_host_batch *batch) {
 
 static void prefault_part(struct tms_host_batch *batch) {
     tms_host_store_t *store = batch->store;
-    tms_host_piece_t *piece = tms_host_entry_piece(&batch->entries[batch->prefaulting]);
+    tms_host_chunk_t *piece = tms_host_entry_chunk(&batch->entries[batch->prefaulting]);
     uint64_t from = batch->prefault_offset, rest = piece->bytes - from;
     uint64_t bytes = rest < TMS_HOST_PREFAULT_BYTES ? rest : TMS_HOST_PREFAULT_BYTES;
     batch->prefault_offset += bytes;
@@ -85,7 +85,7 @@ static void prefault_part(struct tms_host_batch *batch) {
         if (may_check(batch)) pthread_cond_broadcast(&store->changed);
     }
     pthread_mutex_unlock(&store->lock);
-    tms_host_piece_prefault(piece, from, bytes);
+    tms_host_chunk_prefault(piece, from, bytes);
     pthread_mutex_lock(&store->lock);
     piece->not_prefaulted -= bytes;
     if (piece->not_prefaulted > 0) return;
@@ -122,13 +122,13 @@ static void *prefault_all(void *argument) {
  * The thread that waits for a piece pins it and copies into it next. Other threads would delay the copies by holding the
  * driver's lock, which is not fair (docs/performance.md). */
 
-static void pin_piece(struct tms_host_batch *batch, tms_host_piece_t *piece) {
+static void pin_piece(struct tms_host_batch *batch, tms_host_chunk_t *piece) {
     tms_host_store_t *store = batch->store;
     tms_error_t error;
     if (!tms_host_call_begin(store)) return;
     piece->state = TMS_PIECE_PINNING;
     pthread_mutex_unlock(&store->lock);
-    tms_status_t status = tms_host_piece_pin(piece, &batch->context, &error);
+    tms_status_t status = tms_host_chunk_pin(piece, &batch->context, &error);
     pthread_mutex_lock(&store->lock);
     tms_host_call_end(store);
     if (status == TMS_OK) {
@@ -183,7 +183,7 @@ void tms_host_work_stop(struct tms_host_batch *batch) {
     for (int i = 0; i < batch->prefaulter_count; i++) pthread_join(batch->prefaulters[i], NULL);
 }
 
-bool tms_host_work_help(struct tms_host_batch *batch, tms_host_piece_t *piece) {
+bool tms_host_work_help(struct tms_host_batch *batch, tms_host_chunk_t *piece) {
     if (is_over(batch)) return false;
     if (piece->state == TMS_PIECE_PREFAULTED) {
         pin_piece(batch, piece);
@@ -196,7 +196,7 @@ void tms_host_work_through(struct tms_host_batch *batch) {
     tms_host_store_t *store = batch->store;
     pthread_mutex_lock(&store->lock);
     for (size_t i = 0; i < batch->entry_count;) {
-        tms_host_piece_t *piece = tms_host_entry_piece(&batch->entries[i]);
+        tms_host_chunk_t *piece = tms_host_entry_chunk(&batch->entries[i]);
         if (piece->state >= TMS_PIECE_USABLE)
             i++;
         else if (is_over(batch))

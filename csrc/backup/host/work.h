@@ -33,7 +33,7 @@ struct tms_host_batch {
     int prefaulter_count;
 };
 
-static inline tms_host_piece_t *tms_host_entry_piece(const tms_host_entry_t *entry) {
+static inline tms_host_chunk_t *tms_host_entry_chunk(const tms_host_entry_t *entry) {
     return &entry->block->pieces[entry->piece];
 }
 
@@ -43,6 +43,6 @@ void tms_host_work_stop(struct tms_host_batch *batch);  /* cancels the work and 
 void tms_host_work_through(struct tms_host_batch *batch);
 /* Called with the lock held, which it releases while it works. Pins a prefaulted piece, or prefaults if the batch has no
  * thread. Returns false if there is nothing to do for this piece now. */
-bool tms_host_work_help(struct tms_host_batch *batch, tms_host_piece_t *piece);
+bool tms_host_work_help(struct tms_host_batch *batch, tms_host_chunk_t *piece);
 
 #endif

@@ -6,7 +6,7 @@
 
 /* ---- making ---- */
 
-/* The number of fingerprints of an extent, whose pieces are those of tms_fingerprints_piece. */
+/* The number of fingerprints of an extent, whose pieces are those of tms_fingerprints_chunk. */
 static size_t pieces_of(const tms_extent_t *extent) {
     const tms_backup_content_t alone = {
         .bytes = extent->bytes, .extents = (tms_extent_t *)(uintptr_t)extent, .extent_count = 1};
@@ -36,7 +36,7 @@ static void add_rest(tms_shared_contents_t *contents, const tms_extent_t *extent
     rest->bytes += extent->bytes;
 }
 
-/* With room for `count` extents of either sort, at least one. NULL: memory is short. */
+/* Returns empty contents with room for `count` extents of each sort, and for at least one. NULL: memory is short. */
 static tms_shared_contents_t *make_empty(size_t count) {
     tms_shared_contents_t *made = calloc(1, sizeof *made);
     if (!made) return NULL;
@@ -93,7 +93,7 @@ tms_status_t tms_shared_contents_link(tms_shared_store_t *store, const tms_share
 
 /* ---- its life ---- */
 
-void tms_shared_contents_wish(tms_shared_store_t *store, tms_shared_contents_t *contents, bool wishes) {
+void tms_shared_contents_want_registration(tms_shared_store_t *store, tms_shared_contents_t *contents, bool wishes) {
     if (contents->wishes == wishes) return;
     contents->wishes = wishes;
     pthread_mutex_lock(&store->lock);
@@ -125,7 +125,7 @@ void tms_shared_contents_drop_private(tms_shared_contents_t *contents, tms_host_
 
 void tms_shared_contents_drop(tms_shared_store_t *store, tms_shared_contents_t *contents) {
     if (!contents) return;
-    tms_shared_contents_wish(store, contents, false);
+    tms_shared_contents_want_registration(store, contents, false);
     tms_shared_contents_drop_private(contents, contents->buffer ? atomic_load(&contents->buffer->policy) : TMS_HOST_RELEASE);
     for (size_t i = 0; i < contents->part_count; i++) {
         if (contents->parts[i].object) tms_shared_object_drop(store, contents->parts[i].object);

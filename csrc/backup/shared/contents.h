@@ -20,7 +20,7 @@ tms_status_t tms_shared_contents_link(tms_shared_store_t *store, const tms_share
 /* Drops everything; accepts NULL. */
 void tms_shared_contents_drop(tms_shared_store_t *store, tms_shared_contents_t *contents);
 /* Whether the objects are to be registered with the driver. */
-void tms_shared_contents_wish(tms_shared_store_t *store, tms_shared_contents_t *contents, bool wishes);
+void tms_shared_contents_want_registration(tms_shared_store_t *store, tms_shared_contents_t *contents, bool wishes);
 /* Drops the objects that no other contents of this process use, so that they need no room beside the ones that replace
  * them. Returns whether there were some. */
 bool tms_shared_contents_drop_replaced(tms_shared_store_t *store, tms_shared_contents_t *contents);

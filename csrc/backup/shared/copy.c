@@ -65,7 +65,7 @@ static tms_status_t load_object(void *context, size_t index, tms_shared_lane_t *
 /* ---- objects of other writers ---- */
 
 /* Copies the contents of an object to memory of their own. */
-static tms_status_t keep_alone(relay_t *relay, tms_shared_job_t *job, tms_error_t *error) {
+static tms_status_t keep_private_copy(relay_t *relay, tms_shared_job_t *job, tms_error_t *error) {
     tms_shared_part_t *part = job->part;
     struct tms_host_batch *batch = NULL;
     const tms_host_request_t wanted = {
@@ -90,7 +90,7 @@ static tms_status_t keep_alone(relay_t *relay, tms_shared_job_t *job, tms_error_
     return TMS_OK;
 }
 
-/* Looks at what is left once. *left: how many objects are; *claimed: whether a dead process has left one of them. */
+/* Checks each remaining object once. Sets *left to their number, and *claimed if a dead process has left one of them. */
 static tms_status_t look(relay_t *relay, size_t *left, bool *claimed, tms_error_t *error) {
     tms_status_t status = TMS_OK;
     *left = 0;
@@ -100,7 +100,7 @@ static tms_status_t look(relay_t *relay, size_t *left, bool *claimed, tms_error_
         if (job->done) continue;
         status = attempt(relay, job, error);
         if (status == TMS_OK && !job->done && !job->claimed && job->looks >= relay->store->patience)
-            status = keep_alone(relay, job, error);
+            status = keep_private_copy(relay, job, error);
         *left += !job->done;
         *claimed |= job->claimed;
     }
@@ -121,8 +121,8 @@ static tms_status_t await_others(relay_t *relay, const tms_error_context_t *cont
     const uint64_t began = tms_clock_nanoseconds();
     tms_status_t status = look(relay, &left, &claimed, error);
     while (status == TMS_OK && left > 0) {
-        status = claimed ? tms_shared_ring_run(relay->store, relay->copier, relay->jobs.count, 0, save_object, relay,
-                                               context, error)
+        status = claimed ? tms_shared_ring_perform(relay->store, relay->copier, relay->jobs.count, 0, save_object, relay,
+                                                   context, error)
                          : sleep_between(relay, context, error);
         if (status == TMS_OK) status = look(relay, &left, &claimed, error);
     }
@@ -144,14 +144,14 @@ static tms_status_t move(relay_t *relay, tms_error_t *error) {
     const tms_error_context_t context = {.operation = relay->jobs.list[0].context.operation, .device = copier->device};
     if (relay->saving) {
         tms_status_t status =
-            tms_shared_ring_run(relay->store, copier, relay->jobs.count, (size_t)(tms_random_number() % relay->jobs.count),
-                                save_object, relay, &context, error);
+            tms_shared_ring_perform(relay->store, copier, relay->jobs.count,
+                                    (size_t)(tms_random_number() % relay->jobs.count), save_object, relay, &context, error);
         return status == TMS_OK ? await_others(relay, &context, error) : status;
     }
     /* Memory may be filled before its contents are copied. */
     tms_status_t status = TMS_DRIVER_CALL(copier->driver, &context, error, cuStreamSynchronize, copier->stream);
     return status == TMS_OK
-               ? tms_shared_ring_run(relay->store, copier, relay->jobs.count, 0, load_object, relay, &context, error)
+               ? tms_shared_ring_perform(relay->store, copier, relay->jobs.count, 0, load_object, relay, &context, error)
                : status;
 }
 

@@ -10,8 +10,8 @@
 
 enum {
     FINISHED_MODE = 0400,
-    PATH_BYTES = 64,     /* "objects/", a name, ".part", and its NUL */
-    MOST_ATTEMPTS = 100, /* Each other attempt fails because another process has changed something meanwhile. */
+    PATH_BYTES = 64,    /* "objects/", a name, ".part", and its NUL */
+    MAX_ATTEMPTS = 100, /* Each other attempt fails because another process has changed something meanwhile. */
     NOT_OPEN = -1
 };
 
@@ -38,8 +38,8 @@ static tms_status_t fail(const entry_t *entry, const char *call, int os_error, c
 
 /* ---- links ---- */
 
-/* Takes its name from the open object that the holder links, unless another file has got the name since, and removes the
- * link. */
+/* Removes the name of the open object that the holder links, unless the name belongs to another file by now, and removes
+ * the link. */
 static bool reject(const tms_shared_folder_t *folder, const char *name, int fd) {
     const bool named = tms_shared_is_named(fd, folder->objects, name);
     if (named && unlinkat(folder->objects, name, 0) != 0 && errno != ENOENT) return false;
@@ -164,7 +164,7 @@ tms_status_t tms_shared_entry_try(const tms_shared_folder_t *folder, const tms_s
     const entry_t entry = entry_of(folder, name, context);
     bool again = true;
     tms_status_t status = TMS_OK;
-    for (int i = 0; status == TMS_OK && again && i < MOST_ATTEMPTS; i++)
+    for (int i = 0; status == TMS_OK && again && i < MAX_ATTEMPTS; i++)
         status = try_once(&entry, bytes, claim, attempt, &again, error);
     return status;
 }
@@ -191,7 +191,7 @@ static const char *publish(const entry_t *entry, int fd) {
     const tms_shared_folder_t *folder = entry->folder;
     const char *name = entry->name;
     if (fchmod(fd, FINISHED_MODE) != 0) return "fchmod";
-    for (int i = 0; i < MOST_ATTEMPTS; i++) {
+    for (int i = 0; i < MAX_ATTEMPTS; i++) {
         if (linkat(folder->objects, entry->part, folder->holder, name, 0) != 0) return "linkat";
         /* The user may have removed the unfinished file although it is locked. */
         int os_error = tms_shared_is_named(fd, folder->holder, name) ? 0 : ENOENT;

@@ -1,6 +1,6 @@
 /* The names of objects: 128 bits that are computed from the fingerprints of the contents and from their length.
  *
- * An object has at most TMS_OBJECT_BYTES_MOST bytes, so at most TMS_SHARED_OBJECT_CHUNKS fingerprints
+ * An object has at most TMS_MAX_OBJECT_BYTES bytes, so at most TMS_SHARED_OBJECT_CHUNKS fingerprints
  * (include/tms_fingerprint.h). The length in bytes has the words w[0] (the lower half) and w[1], and the words of the
  * fingerprints follow. They are reduced by the multilinear function of Lemire and Kaser (2014) with random 64-bit numbers c,
  * four times:
@@ -22,7 +22,7 @@
 #include "include/tms_fingerprint.h"
 
 enum {
-    TMS_SHARED_OBJECT_CHUNKS = TMS_OBJECT_BYTES_MOST / TMS_FINGERPRINT_CHUNK_BYTES,
+    TMS_SHARED_OBJECT_CHUNKS = TMS_MAX_OBJECT_BYTES / TMS_FINGERPRINT_CHUNK_BYTES,
     TMS_SHARED_NAME_WORDS = 4,                                                    /* of 32 bits */
     TMS_SHARED_NAME_INPUT = TMS_SHARED_OBJECT_CHUNKS * TMS_FINGERPRINT_WORDS + 2, /* the fingerprints and the length */
     TMS_SHARED_NAME_DIGITS = 8 * TMS_SHARED_NAME_WORDS

@@ -152,7 +152,7 @@ bool tms_shared_object_is_registered(tms_shared_store_t *store, const tms_shared
 
 /* With the lock held: the object has `memory` from here on, or is not being made any more (NULL). */
 static void end(tms_shared_store_t *store, tms_shared_object_t *object, const char *memory, bool made) {
-    object->being_made = false;
+    object->being_written = false;
     object->claim = -1;
     object->memory = memory;
     if (!memory) return;
@@ -187,7 +187,7 @@ static tms_status_t try(tms_shared_store_t *store, tms_shared_object_t *object, 
     tms_status_t status = tms_shared_entry_try(&store->folder, &object->name, object->bytes, claim, attempt, context, error);
     if (status != TMS_OK) return status;
     if (attempt->state == TMS_SHARED_HELD) return map(store, object, attempt->fd, false, context, error);
-    object->being_made = attempt->state == TMS_SHARED_CLAIMED;
+    object->being_written = attempt->state == TMS_SHARED_CLAIMED;
     object->claim = attempt->fd;
     return TMS_OK;
 }
@@ -197,9 +197,9 @@ tms_status_t tms_shared_object_try(tms_shared_store_t *store, tms_shared_object_
                                    tms_error_t *error) {
     tms_status_t status = TMS_OK;
     pthread_mutex_lock(&store->lock);
-    *here = object->being_made;
+    *here = object->being_written;
     *attempt = (tms_shared_attempt_t){.state = object->memory ? TMS_SHARED_HELD : TMS_SHARED_BUSY, .fd = -1};
-    if (!object->memory && !object->being_made) status = try(store, object, claim, attempt, context, error);
+    if (!object->memory && !object->being_written) status = try(store, object, claim, attempt, context, error);
     pthread_mutex_unlock(&store->lock);
     return status;
 }

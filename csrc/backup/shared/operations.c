@@ -60,7 +60,7 @@ static tms_status_t save(void *store, tms_backup_t *backup, tms_backup_slot_t *s
 static void commit(void *opaque, tms_backup_t *backup, tms_backup_slot_t *slot) {
     tms_shared_store_t *store = opaque;
     /* In this order, so that objects that both have stay registered. */
-    if (slot->fresh) tms_shared_contents_wish(store, slot->fresh, true);
+    if (slot->fresh) tms_shared_contents_want_registration(store, slot->fresh, true);
     if (backup->planned.kind == TMS_BACKUP_SHARED || backup->kind != TMS_BACKUP_SHARED) drop(store, &slot->kept);
     if (!slot->fresh) return;
     slot->kept = slot->fresh;
@@ -93,7 +93,7 @@ static bool discard(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, 
     tms_shared_contents_t *kept = slot->kept;
     if (policy == TMS_HOST_RETAIN && backup->saved && backup->held.kind == TMS_BACKUP_SHARED) return true;
     if (!kept) return false;
-    tms_shared_contents_wish(store, kept, false);
+    tms_shared_contents_want_registration(store, kept, false);
     tms_shared_contents_drop_private(kept, policy);
     return false;
 }
@@ -212,7 +212,7 @@ static void after_fork_in_child(void *opaque) {
         if (object->claim >= 0) close(object->claim); /* else a dead parent would keep the claim */
         object->claim = -1;
         object->memory = NULL;
-        object->registered = object->busy = object->being_made = false;
+        object->registered = object->busy = object->being_written = false;
     }
     tms_shared_folder_after_fork_in_child(&store->folder);
     store->registrar_runs = store->in_call = store->left_links = false;

@@ -15,8 +15,8 @@
 enum {
     DIRECTORY_MODE = 0700,
     MANIFEST_MODE = 0400,
-    PATH_BYTES = 64,     /* "holders/<random>/publishing-<random>" and its NUL */
-    MOST_ATTEMPTS = 100, /* Each other attempt fails because another process has published or removed the name meanwhile. */
+    PATH_BYTES = 64,    /* "holders/<random>/publishing-<random>" and its NUL */
+    MAX_ATTEMPTS = 100, /* Each other attempt fails because another process has published or removed the name meanwhile. */
     NOT_OPEN = -1
 };
 
@@ -98,7 +98,7 @@ static tms_status_t rename_directory(const publication_t *all, const char *name,
     int names = tms_shared_open(all->folder->root, TMS_SHARED_NAMES, O_RDONLY | O_DIRECTORY);
     if (names < 0) return fail(all, "openat", TMS_SHARED_NAMES, error);
     int failed = -1;
-    for (int i = 0; failed != 0 && i < MOST_ATTEMPTS; i++) {
+    for (int i = 0; failed != 0 && i < MAX_ATTEMPTS; i++) {
         *replaced = i % 2 == 1;
         failed = renameat2(holder, all->made, names, name, *replaced ? RENAME_EXCHANGE : RENAME_NOREPLACE);
         if (failed != 0 && errno != EEXIST && errno != ENOENT) break;

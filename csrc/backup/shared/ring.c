@@ -14,7 +14,7 @@ typedef struct run {
     void *context;
     const tms_error_context_t *where;
     size_t count, first;
-    tms_host_buffer_t *buffers[TMS_SHARED_LANES_MOST];
+    tms_host_buffer_t *buffers[TMS_MAX_SHARED_LANES];
     _Atomic size_t taken;   /* objects that lanes have begun */
     _Atomic size_t started; /* lanes */
     _Atomic bool cancelled;
@@ -138,7 +138,7 @@ static void *run_thread(void *argument) {
 
 static int lanes_of(size_t count) {
     const long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    int lanes = processors > TMS_SHARED_LANES_MOST ? TMS_SHARED_LANES_MOST : (int)processors;
+    int lanes = processors > TMS_MAX_SHARED_LANES ? TMS_MAX_SHARED_LANES : (int)processors;
     if (lanes < 1) lanes = 1;
     return count < (size_t)lanes ? (int)count : lanes;
 }
@@ -180,7 +180,7 @@ static tms_status_t await(run_t *run) {
 
 /* Without a thread the caller is the only lane. */
 static tms_status_t work(run_t *run, int lanes) {
-    pthread_t threads[TMS_SHARED_LANES_MOST];
+    pthread_t threads[TMS_MAX_SHARED_LANES];
     int count = 0;
     run->running = lanes;
     while (count < lanes && tms_thread_start(&threads[count], run_thread, run) == 0) count++;
@@ -193,9 +193,9 @@ static tms_status_t work(run_t *run, int lanes) {
     return run->status;
 }
 
-tms_status_t tms_shared_ring_run(tms_shared_store_t *store, tms_copier_t *copier, size_t count, size_t first,
-                                 tms_shared_work_t perform, void *context, const tms_error_context_t *where,
-                                 tms_error_t *error) {
+tms_status_t tms_shared_ring_perform(tms_shared_store_t *store, tms_copier_t *copier, size_t count, size_t first,
+                                     tms_shared_work_t perform, void *context, const tms_error_context_t *where,
+                                     tms_error_t *error) {
     run_t run = {.store = store,
                  .copier = copier,
                  .work = perform,

@@ -13,7 +13,7 @@
 #include "backup/shared/types.h"
 
 #define TMS_SHARED_LANE_BYTES ((uint64_t)8 << 20)
-enum { TMS_SHARED_LANES_MOST = 16 };
+enum { TMS_MAX_SHARED_LANES = 16 };
 
 typedef struct tms_shared_lane {
     tms_copier_t copier; /* not interruptible: it copies at most a buffer at a time */
@@ -27,9 +27,9 @@ typedef tms_status_t (*tms_shared_work_t)(void *context, size_t index, tms_share
 /* Calls work(context, index) for each of `count` indexes once, on as many threads as useful, in any order that begins at
  * `first`. Returns the first failure, after which no other begins. `copier` is the part's: its `wait` is asked for
  * cancellation, and its `done` counts. TMS_INTERRUPTED, TMS_OUT_OF_HOST_MEMORY. */
-tms_status_t tms_shared_ring_run(tms_shared_store_t *store, tms_copier_t *copier, size_t count, size_t first,
-                                 tms_shared_work_t work, void *context, const tms_error_context_t *where,
-                                 tms_error_t *error);
+tms_status_t tms_shared_ring_perform(tms_shared_store_t *store, tms_copier_t *copier, size_t count, size_t first,
+                                     tms_shared_work_t work, void *context, const tms_error_context_t *where,
+                                     tms_error_t *error);
 
 /* For the work: move the contents of an object between the device and its file. Reading a file costs no page faults; if it
  * was deleted, its mapping is read. */

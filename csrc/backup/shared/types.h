@@ -30,7 +30,7 @@ typedef struct tms_shared_object {
     unsigned users;     /* contents that refer to it */
     unsigned wishes;    /* of them those that wish it registered */
     _Atomic bool known; /* it is found by its name: the holder of the folder that is open has a link, or will have */
-    bool being_made;    /* a thread of this process writes it */
+    bool being_written; /* a thread of this process writes it */
     int claim;          /* the descriptor of the file that it writes, whose lock is the claim; -1: none */
     bool made;          /* by this process, and by no other one before */
     bool registered;

@@ -47,7 +47,7 @@ void tms_capture_end_taken(tms_saver_t *saver, const tms_capture_stream_t *taken
     pthread_mutex_lock(&saver->lock);
     for (size_t i = 0; i < count && !gone; i++) { /* the table has room for them, unless other captures have begun */
         if (tms_capture_begin_on(&saver->capture, &taken[i], &identity, &known, &context, NULL) == TMS_OK)
-            tms_capture_begun(&saver->capture, identity);
+            tms_capture_note_begin(&saver->capture, identity);
     }
     pthread_mutex_unlock(&saver->lock);
     after_end(saver, gone && count > 0);

@@ -90,23 +90,23 @@ void tms_free_release_run(tms_saver_t *saver, tms_run_t *run, tms_quiesced_t qui
     tms_quarantine_add(&saver->quarantine, &run->quarantined);
 }
 
-/* The result of leave_run. */
-typedef enum leaving {
-    LEFT,         /* the segment holds neither memory nor addresses any more */
+/* The result of drop_run. */
+typedef enum drop_outcome {
+    DROPPED,      /* the segment holds neither memory nor addresses any more */
     MUST_WAIT,    /* nothing has changed: a device has got access since the wait and must be waited for */
     OWNER_RETIRES /* a call owns the run and retires the segment at its end */
-} leaving_t;
+} drop_outcome_t;
 
 /* Takes memory and addresses from a freed segment without a guard page. Memory becomes slack, or is released with the last
  * segment of the run. Resources that the driver fails to release are quarantined, with a log line. */
-static leaving_t leave_run(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced) {
+static drop_outcome_t drop_run(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced) {
     tms_range_t *range = NULL;
-    tms_run_t *last_of = NULL;
-    leaving_t leaving = LEFT;
+    tms_run_t *unused_run = NULL;
+    drop_outcome_t outcome = DROPPED;
     pthread_mutex_lock(&saver->lock);
     tms_run_t *run = segment->run;
-    if (tms_run_leave_to_owner(segment)) {
-        leaving = OWNER_RETIRES;
+    if (tms_run_defer_to_owner(segment)) {
+        outcome = OWNER_RETIRES;
     } else if (!run || !tms_run_has_memory(run)) {
         if (segment->piece) {
             range = segment->piece->range;
@@ -115,21 +115,21 @@ static leaving_t leave_run(tms_saver_t *saver, tms_segment_t *segment, tms_quies
         }
         tms_run_detach(segment);
     } else if (run->mapped && !tms_quiesced_covers(quiesced, run->accessible)) {
-        leaving = MUST_WAIT;
+        outcome = MUST_WAIT;
     } else {
         tms_kind_note_free(segment);
-        tms_kind_leave_slack(saver, segment);
-        if (tms_run_leave(segment)) {
-            last_of = run;
+        tms_kind_keep_slack(saver, segment);
+        if (tms_run_drop_reference(segment)) {
+            unused_run = run;
             tms_kind_forget_slack(saver, run);
         }
     }
-    if (leaving == LEFT) segment->piece = NULL;
+    if (outcome == DROPPED) segment->piece = NULL;
     tms_shared_page_publish(&saver->shared_page);
     pthread_mutex_unlock(&saver->lock);
     tms_ranges_free(saver, range);
-    if (last_of) tms_free_release_run(saver, last_of, quiesced);
-    return leaving;
+    if (unused_run) tms_free_release_run(saver, unused_run, quiesced);
+    return outcome;
 }
 
 void tms_free_disown_runs(tms_saver_t *saver, tms_run_t *runs, bool damages, tms_segment_t **freed) {
@@ -155,7 +155,7 @@ static tms_quarantine_mask_t retry_segment(tms_quarantined_t *node) {
                           "The addresses are still reserved; later calls try again.");
         return TMS_QUARANTINE_BIT(RANGE);
     }
-    (void)leave_run(saver, segment, segment->quiesced); /* this succeeds, because the segment has no memory */
+    (void)drop_run(saver, segment, segment->quiesced); /* this succeeds, because the segment has no memory */
     free(segment);
     return 0;
 }
@@ -175,8 +175,8 @@ bool tms_free_release_segment(tms_saver_t *saver, tms_segment_t *segment, tms_qu
         tms_quarantine_add(&saver->quarantine, &segment->quarantined);
         return true;
     }
-    leaving_t leaving = leave_run(saver, segment, quiesced);
-    if (leaving != LEFT) return leaving == OWNER_RETIRES;
+    drop_outcome_t outcome = drop_run(saver, segment, quiesced);
+    if (outcome != DROPPED) return outcome == OWNER_RETIRES;
     tms_free_release_lock(saver, segment);
     free(segment);
     return true;
@@ -197,24 +197,24 @@ tms_use_t tms_free_await_users(tms_saver_t *saver, const tms_segment_t *segment,
     }
     if (wait && wait->cancelled) {
         (void)tms_wait_check(wait, &context, reason);
-        return TMS_PERHAPS_IN_USE;
+        return TMS_MAYBE_IN_USE;
     }
     tms_device_mask_t at_rest = 0;
     tms_status_t status = tms_quiesce(wait, saver->devices, users, quiesced, &at_rest, saver->log, &context, reason);
     if (status == TMS_OK) return TMS_UNUSED;
     bool none_runs = (users & ~at_rest) == 0; /* every device that failed is lost */
     if (!none_runs && (status == TMS_INTERRUPTED || status == TMS_FORKED))
-        return TMS_PERHAPS_IN_USE; /* the waiting call returns the status */
+        return TMS_MAYBE_IN_USE; /* the waiting call returns the status */
     if (none_runs || tms_driver_is_gone(reason)) {
         if (none_runs)
             tms_log_recurring(saver->log, TMS_LOG_FREED_ON_LOST_DEVICE, TMS_LOG_WARNING, reason,
                               "The memory is freed nevertheless.");
-        *quiesced = tms_quiesced_at_rest_or_lost(users);
+        *quiesced = tms_quiesced_idle_or_lost(users);
         return TMS_UNUSED;
     }
     tms_log_recurring(saver->log, TMS_LOG_FREE_DEFERRED, status == TMS_CAPTURE_IN_PROGRESS ? TMS_LOG_INFO : TMS_LOG_WARNING,
                       reason, "The memory is released later.");
-    return TMS_PERHAPS_IN_USE;
+    return TMS_MAYBE_IN_USE;
 }
 
 /* Defers the free. Returns false if the capture to wait for has ended, so that no later call would run the deferred free. */
@@ -233,7 +233,7 @@ static bool defer(tms_saver_t *saver, tms_segment_t *segment, tms_use_t use) {
  * end. */
 static bool find_users(tms_saver_t *saver, tms_segment_t *segment, tms_device_mask_t *users) {
     pthread_mutex_lock(&saver->lock);
-    bool left = tms_run_leave_to_owner(segment);
+    bool left = tms_run_defer_to_owner(segment);
     if (!left) *users = tms_segment_accessible(segment);
     pthread_mutex_unlock(&saver->lock);
     return !left;

@@ -42,7 +42,7 @@ void tms_free_drop_guard(tms_saver_t *saver, int device);
 typedef enum tms_use {
     TMS_UNUSED,
     TMS_USED_UNTIL_CAPTURE_ENDS, /* the devices must not be waited for before the end */
-    TMS_PERHAPS_IN_USE
+    TMS_MAYBE_IN_USE
 } tms_use_t;
 /* Waits for `users`, the devices that have access to a segment; 0: none. *quiesced is written for TMS_UNUSED only. In the
  * other cases *reason says why. */

@@ -124,7 +124,7 @@ static place_t take_over(tms_saver_t *saver, tms_handle_t *handle, uint64_t addr
     segment->run->kept = true;
     segment->successor = successor;
     *spare = successor->run;
-    tms_run_leave(successor);
+    tms_run_drop_reference(successor);
     successor->node.begin = address;
     successor->node.end = address + bytes;
     attach(handle, successor);
@@ -136,7 +136,7 @@ void tms_handles_hand_over(tms_saver_t *saver, tms_segment_t *orphan) {
     if (!successor) return;
     tms_run_t *run = orphan->run;
     tms_run_attach(run, successor);
-    tms_run_leave(orphan);
+    tms_run_drop_reference(orphan);
     run->tag = successor->tag;
     orphan->successor = NULL;
     tms_allocation_publish(saver, successor);

@@ -1,6 +1,6 @@
 /* Segments that the program has unmapped while a call owned them (handles.h), and the addresses that it has freed since.
  *
- * The program goes on as if the memory were gone. The call that owns an orphan unmaps it at its end. Until then the driver
+ * The program may treat the memory as unmapped. The call that owns an orphan unmaps it at its end. Until then the driver
  * cannot free the addresses, so a free of addresses waits until there is no orphan any more.
  *
  * The saver owns the count and the list. */

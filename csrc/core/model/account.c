@@ -27,7 +27,7 @@ static bool is_damaged(const tms_holding_t *holding) {
 
 static uint64_t backup_bytes(const tms_holding_t *holding) {
     uint64_t bytes = 0;
-    for (int i = 0; i < TMS_BACKUP_STORES_MOST; i++) bytes += holding->backup_bytes[i];
+    for (int i = 0; i < TMS_MAX_BACKUP_STORES; i++) bytes += holding->backup_bytes[i];
     return bytes;
 }
 

@@ -1,10 +1,10 @@
 /* The one account of what segments hold: resident memory, paused addresses, backups by store, and damage.
  *
  * A segment's state changes only here. The new amounts are compared with the amounts when the segment was last counted, and
- * the difference goes to every book at once: the totals of the process, of the device and of the tag, the row of the shared
- * page, and the change of an event. So the books always agree, the changes of all events add up to what is held after them,
- * and a new book is a line in one function. Memory that a failed call has mapped and unmapped again is in no peak, because
- * nothing is counted before a call ends.
+ * the difference is added to every total at once: the totals of the process, of the device and of the tag, the row of the
+ * shared page, and the change of an event. So the totals always agree, the changes of all events add up to what is held
+ * after them, and a new total needs one line in one function. Memory that a failed call has mapped and unmapped again is in
+ * no peak, because nothing is counted before a call ends.
  *
  * Every function needs the saver's lock, unless its comment says otherwise, and makes no driver call. The totals may be read
  * at any time on any thread. The shared page is published by the caller, once at the end of its change. A call that moves

@@ -26,9 +26,9 @@ tms_status_t tms_captures_begin(tms_saver_t *saver, const tms_region_t *region, 
     return status;
 }
 
-tms_status_t tms_captures_begin_on(tms_saver_t *saver, void *stream, tms_capture_begun_t *begun, tms_error_t *error) {
+tms_status_t tms_captures_begin_on(tms_saver_t *saver, void *stream, tms_capture_start_t *begun, tms_error_t *error) {
     const tms_error_context_t context = {.operation = "capture_begin", .device = TMS_NO_DEVICE};
-    *begun = (tms_capture_begun_t){.identity = 0};
+    *begun = (tms_capture_start_t){.identity = 0};
     tms_status_t status = check_begin(saver, &context, error);
     begun->must_not_begin = status == TMS_INVALID_STATE;
     if (status != TMS_OK) return status;
@@ -44,7 +44,7 @@ tms_status_t tms_captures_begin_on(tms_saver_t *saver, void *stream, tms_capture
 
 void tms_captures_begun(tms_saver_t *saver, uint64_t identity) {
     pthread_mutex_lock(&saver->lock);
-    tms_capture_begun(&saver->capture, identity);
+    tms_capture_note_begin(&saver->capture, identity);
     pthread_mutex_unlock(&saver->lock);
 }
 

@@ -12,12 +12,12 @@
 tms_status_t tms_captures_begin(tms_saver_t *saver, const tms_region_t *region, uint64_t *identity, tms_error_t *error);
 /* The result of tms_captures_begin_on. That function is called when a capture is about to begin on a stream, but not
  * for the legacy stream, which cannot be captured. */
-typedef struct tms_capture_begun {
+typedef struct tms_capture_start {
     uint64_t identity;   /* 0: not announced */
     bool known;          /* it belongs to a capture without a recorded end */
     bool must_not_begin; /* on failure: a running transition and the capture would break each other */
-} tms_capture_begun_t;
-tms_status_t tms_captures_begin_on(tms_saver_t *saver, void *stream, tms_capture_begun_t *begun, tms_error_t *error);
+} tms_capture_start_t;
+tms_status_t tms_captures_begin_on(tms_saver_t *saver, void *stream, tms_capture_start_t *begun, tms_error_t *error);
 /* Called when the call that begins the capture has returned: successfully, or with an error if the capture was `known`. From
  * now on the stream is queried. */
 void tms_captures_begun(tms_saver_t *saver, uint64_t identity);

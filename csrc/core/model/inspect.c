@@ -271,7 +271,7 @@ static void add_level(tms_events_copy_t *copy, const tms_segment_t *segment, con
     tms_footprint_t *holds = &copy->levels[copy->level_count - 1].holds;
     holds->resident_bytes += segment->counted.resident_bytes;
     holds->paused_bytes += segment->counted.paused_bytes;
-    for (int i = 0; i < TMS_BACKUP_STORES_MOST; i++) holds->backup_bytes += segment->counted.backup_bytes[i];
+    for (int i = 0; i < TMS_MAX_BACKUP_STORES; i++) holds->backup_bytes += segment->counted.backup_bytes[i];
 }
 
 void tms_inspect_copy_events(tms_saver_t *saver, tms_events_copy_t *copy) {

@@ -69,7 +69,7 @@ static void recount(tms_saver_t *saver, tms_kind_t *kind, uint64_t before) {
 
 bool tms_kind_take_slack(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *segment, uint64_t bytes) {
     const uint64_t before = kind->space.backed_bytes;
-    tms_piece_t *piece = tms_space_take_backed(&kind->space, bytes, segment);
+    tms_span_t *piece = tms_space_take_backed(&kind->space, bytes, segment);
     if (!piece) return false;
     segment->piece = piece;
     segment->node.begin = piece->begin;
@@ -90,7 +90,7 @@ void tms_kind_forget_slack(tms_saver_t *saver, tms_run_t *run) {
     recount(saver, kind, before);
 }
 
-void tms_kind_leave_slack(tms_saver_t *saver, tms_segment_t *segment) {
+void tms_kind_keep_slack(tms_saver_t *saver, tms_segment_t *segment) {
     if (tms_segment_is_of_program(segment)) return;
     tms_kind_t *kind = tms_kind_of(segment->piece);
     const uint64_t before = kind->space.backed_bytes;

@@ -28,7 +28,7 @@ typedef struct tms_kind {
     struct tms_kind *next_of_list, *next;
 } tms_kind_t;
 
-static inline tms_kind_t *tms_kind_of(const tms_piece_t *piece) { return (tms_kind_t *)(void *)piece->range->space; }
+static inline tms_kind_t *tms_kind_of(const tms_span_t *piece) { return (tms_kind_t *)(void *)piece->range->space; }
 
 /* Finds a kind on a list. Returns NULL if there is none yet. */
 tms_kind_t *tms_kinds_find(tms_kind_t *first, tms_backup_kind_t backup, tms_host_policy_t policy, int device);
@@ -51,7 +51,7 @@ void tms_kind_note_resumed(const tms_segment_t *segment);
 /* Takes a part of the kind's slack, with its run, for a segment whose size is `bytes`. Returns false if no slack fits. */
 bool tms_kind_take_slack(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *segment, uint64_t bytes);
 /* Turns the memory of a freed segment into slack of its run. */
-void tms_kind_leave_slack(tms_saver_t *saver, tms_segment_t *segment);
+void tms_kind_keep_slack(tms_saver_t *saver, tms_segment_t *segment);
 /* Removes the slack of a run. Its free pieces are not handed out until they are settled. */
 void tms_kind_forget_slack(tms_saver_t *saver, tms_run_t *run);
 /* Returns the slack of the kinds on a list, on one device (TMS_NO_DEVICE: on all). */

@@ -1,7 +1,7 @@
 #include "core/model/peers.h"
 
 /* The maximum number of consecutive allocations that skip the look after a failed one. */
-enum { MOST_SKIPPED = 1024 };
+enum { MAX_SKIPPED = 1024 };
 
 /* The peers of each owner's segments, queried once for each look. */
 typedef struct wanted {
@@ -41,18 +41,18 @@ static tms_status_t share_all(tms_saver_t *saver, const tms_driver_table_t *driv
 }
 
 /* Under the lock: whether this allocation skips the look. */
-static bool skips_look(tms_peer_looks_t *looks, tms_device_mask_t active) {
+static bool skips_scan(tms_peer_scans_t *looks, tms_device_mask_t active) {
     if (active & ~looks->seen || looks->skipped >= looks->pause) return false;
     looks->skipped++;
     return true;
 }
 
-static void note(tms_peer_looks_t *looks, tms_device_mask_t active, bool succeeded) {
+static void note(tms_peer_scans_t *looks, tms_device_mask_t active, bool succeeded) {
     uint32_t longer = looks->pause == 0 ? 1 : 2 * looks->pause;
     if (active & ~looks->seen) longer = 1;
     looks->seen = active;
     looks->skipped = 0;
-    looks->pause = succeeded ? 0 : longer < MOST_SKIPPED ? longer : MOST_SKIPPED;
+    looks->pause = succeeded ? 0 : longer < MAX_SKIPPED ? longer : MAX_SKIPPED;
     if (succeeded) looks->complete = active;
 }
 
@@ -68,11 +68,11 @@ static tms_status_t refresh(tms_saver_t *saver, bool after_allocation, tms_error
     if (status != TMS_OK) return status;
 
     pthread_mutex_lock(&saver->lock);
-    tms_peer_looks_t *looks = &saver->peers;
+    tms_peer_scans_t *looks = &saver->peers;
     if (!after_allocation) looks->pause = 0;
     if (!(active & ~looks->complete)) {
         note(looks, active, true);
-    } else if (!after_allocation || !skips_look(looks, active)) {
+    } else if (!after_allocation || !skips_scan(looks, active)) {
         status = share_all(saver, driver, context.operation, error);
         note(looks, active, status == TMS_OK);
     }
@@ -84,7 +84,7 @@ tms_status_t tms_peers_refresh(tms_saver_t *saver, tms_error_t *error) { return 
 
 void tms_peers_refresh_after_allocation(tms_saver_t *saver) {
     tms_error_t reason;
-    tms_saver_note(saver, refresh(saver, true, &reason), &reason);
+    tms_saver_log_peer_failure(saver, refresh(saver, true, &reason), &reason);
 }
 
 tms_device_mask_t tms_peers_seen(tms_saver_t *saver) {
@@ -94,7 +94,7 @@ tms_device_mask_t tms_peers_seen(tms_saver_t *saver) {
     return seen;
 }
 
-static void begin_anew(tms_peer_looks_t *looks) {
+static void begin_anew(tms_peer_scans_t *looks) {
     looks->complete = 0;
     looks->pause = 0;
 }

@@ -14,7 +14,7 @@ tms_quiesced_t tms_quiesced_without_users(void) { return make(~(tms_device_mask_
 
 tms_quiesced_t tms_quiesced_by_program(void) { return make(~(tms_device_mask_t)0); }
 
-tms_quiesced_t tms_quiesced_at_rest_or_lost(tms_device_mask_t devices) { return make(devices); }
+tms_quiesced_t tms_quiesced_idle_or_lost(tms_device_mask_t devices) { return make(devices); }
 
 bool tms_quiesced_covers(tms_quiesced_t quiesced, tms_device_mask_t devices) {
     return (devices & ~quiesced.quiesced_devices) == 0;

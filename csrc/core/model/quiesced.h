@@ -28,7 +28,7 @@ tms_quiesced_t tms_quiesced_without_users(void);
 tms_quiesced_t tms_quiesced_by_program(void);
 /* Makes a value for devices that are at rest or lost. A lost device runs nothing. If the driver has shut down, all devices
  * are lost. */
-tms_quiesced_t tms_quiesced_at_rest_or_lost(tms_device_mask_t devices);
+tms_quiesced_t tms_quiesced_idle_or_lost(tms_device_mask_t devices);
 
 /* Whether all of these devices are quiesced. */
 bool tms_quiesced_covers(tms_quiesced_t quiesced, tms_device_mask_t devices);

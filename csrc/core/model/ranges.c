@@ -172,7 +172,7 @@ static tms_status_t take(tms_saver_t *saver, tms_kind_t **list, tms_segment_t *s
         tms_status_t status = extend(saver, kind, segment, bytes, wanted, driver, context, error);
         if (status != TMS_OK) return status;
     }
-    const tms_piece_t *piece = segment->piece;
+    const tms_span_t *piece = segment->piece;
     if (!piece) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     segment->node.begin = piece->begin;
     segment->node.end = piece->end;

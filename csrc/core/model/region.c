@@ -9,7 +9,8 @@ typedef struct region_stack {
     int depth;
     tms_region_t entry[TMS_REGION_MAX_DEPTH + 1]; /* [0]: the initial settings */
     uint64_t id[TMS_REGION_MAX_DEPTH + 1];        /* of each entry; [0]: 0 */
-    uint64_t since[TMS_REGION_MAX_DEPTH + 1];     /* of each entry: following_ended of its tag ends it from this number on */
+    uint64_t
+        ended_from[TMS_REGION_MAX_DEPTH + 1]; /* it ends when its tag's following_ended reaches this; UINT64_MAX: never */
 } region_stack_t;
 
 static _Thread_local region_stack_t thread_stack;
@@ -38,7 +39,8 @@ tms_status_t tms_region_init(tms_region_defaults_t *defaults, const tms_config_t
                                        .managed = config->init_enable};
     atomic_init(&defaults->last_id, 0);
     atomic_init(&defaults->left_on_other_thread_count, 0);
-    for (int at = 0; at < TMS_REGION_LEFT_ON_OTHER_THREAD; at++) atomic_init(&defaults->left_on_other_thread[at], 0);
+    for (int index = 0; index < TMS_REGION_LEFT_ON_OTHER_THREAD; index++)
+        atomic_init(&defaults->left_on_other_thread[index], 0);
     return TMS_OK;
 }
 
@@ -49,13 +51,14 @@ void tms_region_release(tms_region_defaults_t *defaults) {
 
 static bool was_left_on_other_thread(const tms_region_defaults_t *defaults, uint64_t id) {
     const uint64_t count = atomic_load_explicit(&defaults->left_on_other_thread_count, memory_order_acquire);
-    for (uint64_t at = 0; at < count && at < TMS_REGION_LEFT_ON_OTHER_THREAD; at++) {
-        if (atomic_load(&defaults->left_on_other_thread[at]) == id) return true;
+    for (uint64_t index = 0; index < count && index < TMS_REGION_LEFT_ON_OTHER_THREAD; index++) {
+        if (atomic_load(&defaults->left_on_other_thread[index]) == id) return true;
     }
     return false;
 }
 
-/* Innermost regions that another thread has left are removed. Ones below a region of this thread are, once that is left. */
+/* Innermost regions that another thread has left are removed. Those below a region of this thread are
+ * removed when that region ends. */
 static region_stack_t *stack_of_thread(const tms_region_defaults_t *defaults) {
     region_stack_t *stack = &thread_stack;
     if (__builtin_expect(stack->owner != defaults, 0)) {
@@ -63,7 +66,7 @@ static region_stack_t *stack_of_thread(const tms_region_defaults_t *defaults) {
         stack->depth = 0;
         stack->entry[0] = defaults->initial;
         stack->id[0] = 0;
-        stack->since[0] = UINT64_MAX;
+        stack->ended_from[0] = UINT64_MAX;
     }
     while (stack->depth > 0 && was_left_on_other_thread(defaults, stack->id[stack->depth])) stack->depth--;
     return stack;
@@ -117,7 +120,7 @@ tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_
     if (status != TMS_OK) return status;
     stack->entry[++stack->depth] = region;
     *id = stack->id[stack->depth] = new_number(defaults);
-    stack->since[stack->depth] = follows ? *id : UINT64_MAX;
+    stack->ended_from[stack->depth] = follows ? *id : UINT64_MAX;
     return TMS_OK;
 }
 
@@ -130,23 +133,23 @@ static void note_left_on_other_thread(tms_region_defaults_t *defaults, uint64_t 
 
 int tms_region_leave(tms_region_defaults_t *defaults, uint64_t id) {
     region_stack_t *stack = stack_of_thread(defaults);
-    int at = stack->depth;
-    while (at > 0 && stack->id[at] != id) at--;
-    if (at == 0) {
+    int index = stack->depth;
+    while (index > 0 && stack->id[index] != id) index--;
+    if (index == 0) {
         note_left_on_other_thread(defaults, id);
         return TMS_NO_SUCH_REGION;
     }
-    int later = stack->depth - at;
-    memmove(&stack->entry[at], &stack->entry[at + 1], (size_t)later * sizeof(stack->entry[0]));
-    memmove(&stack->id[at], &stack->id[at + 1], (size_t)later * sizeof(stack->id[0]));
-    memmove(&stack->since[at], &stack->since[at + 1], (size_t)later * sizeof(stack->since[0]));
+    int later = stack->depth - index;
+    memmove(&stack->entry[index], &stack->entry[index + 1], (size_t)later * sizeof(stack->entry[0]));
+    memmove(&stack->id[index], &stack->id[index + 1], (size_t)later * sizeof(stack->id[0]));
+    memmove(&stack->ended_from[index], &stack->ended_from[index + 1], (size_t)later * sizeof(stack->ended_from[0]));
     stack->depth--;
     return later;
 }
 
-/* Entry 0 never has. */
-static bool has_ended(const region_stack_t *stack, int at) {
-    return stack->since[at] <= atomic_load_explicit(&stack->entry[at].tag->following_ended, memory_order_acquire);
+/* Entry 0, the initial settings, never ends. */
+static bool has_ended(const region_stack_t *stack, int index) {
+    return stack->ended_from[index] <= atomic_load_explicit(&stack->entry[index].tag->following_ended, memory_order_acquire);
 }
 
 /* Every number is taken from that of the ids, so it ends the regions that were entered before, and none that is entered
@@ -156,8 +159,9 @@ void tms_region_end_following(tms_region_defaults_t *defaults, const char *name)
     if (!tag) return;
     region_stack_t *stack = stack_of_thread(defaults);
     const uint64_t now = new_number(defaults);
-    for (int at = 1; at <= stack->depth; at++) {
-        if (stack->entry[at].tag == tag && stack->since[at] < now && !has_ended(stack, at)) stack->since[at] = now + 1;
+    for (int index = 1; index <= stack->depth; index++) {
+        if (stack->entry[index].tag == tag && stack->ended_from[index] < now && !has_ended(stack, index))
+            stack->ended_from[index] = now + 1;
     }
     uint64_t ended = atomic_load(&tag->following_ended);
     while (ended < now && !atomic_compare_exchange_weak(&tag->following_ended, &ended, now)) continue;
@@ -165,17 +169,17 @@ void tms_region_end_following(tms_region_defaults_t *defaults, const char *name)
 
 tms_region_t tms_region_current(tms_region_defaults_t *defaults, int *depth) {
     const region_stack_t *stack = stack_of_thread(defaults);
-    int at = stack->depth;
-    while (has_ended(stack, at)) at--;
+    int index = stack->depth;
+    while (has_ended(stack, index)) index--;
     if (depth) *depth = stack->depth;
-    return stack->entry[at];
+    return stack->entry[index];
 }
 
 tms_status_t tms_region_set(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, tms_error_t *error) {
     region_stack_t *stack = stack_of_thread(defaults);
-    const int at = stack->depth;
-    tms_status_t status = tms_region_from_settings(defaults, settings, &stack->entry[at], error);
-    /* Whatever has ended regions that follow, the new settings are in force. */
-    if (status == TMS_OK && stack->since[at] != UINT64_MAX) stack->since[at] = new_number(defaults);
+    const int index = stack->depth;
+    tms_status_t status = tms_region_from_settings(defaults, settings, &stack->entry[index], error);
+    /* The new settings are in force even if the region, which follows its tag, has been ended. */
+    if (status == TMS_OK && stack->ended_from[index] != UINT64_MAX) stack->ended_from[index] = new_number(defaults);
     return status;
 }

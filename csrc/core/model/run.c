@@ -127,7 +127,7 @@ tms_run_t *tms_run_make_unplaced(tms_segment_t *segment, uint64_t bytes) {
     return run;
 }
 
-bool tms_run_leave(tms_segment_t *segment) {
+bool tms_run_drop_reference(tms_segment_t *segment) {
     tms_run_t *run = segment->run;
     segment->run = NULL;
     return --run->segments == 0;
@@ -166,7 +166,7 @@ void tms_run_disown(tms_run_t *run, bool damaged, tms_segment_t **freed) {
     drop(run);
 }
 
-bool tms_run_leave_to_owner(tms_segment_t *segment) {
+bool tms_run_defer_to_owner(tms_segment_t *segment) {
     tms_run_t *run = segment->run;
     if (!run || !run->owned) return false;
     segment->next_in_transition = run->waiting;

@@ -26,7 +26,7 @@
 #include "device/device.h"
 
 /* The largest run of several segments: larger ones have no neighbours. */
-#define TMS_RUN_MOST_BYTES TMS_SPACE_ALONE_BYTES
+#define TMS_MAX_RUN_BYTES TMS_SPACE_ALONE_BYTES
 
 typedef struct tms_run {
     uint64_t begin, end;
@@ -38,7 +38,7 @@ typedef struct tms_run {
     tms_device_mask_t accessible; /* devices that have access, owner included */
 
     /* Under the saver's lock. */
-    tms_piece_t *first;     /* the piece at `begin` */
+    tms_span_t *first;      /* the piece at `begin` */
     size_t segments;        /* number of references: one of each segment, and one of the call that owns the run */
     bool owned;             /* a call owns the run and its segments */
     bool damaged;           /* its segments are DAMAGED */
@@ -95,7 +95,7 @@ tms_run_t *tms_run_make(const tms_segment_t *first, const tms_segment_t *last);
 /* Makes the segment refer to the run. Called under the lock, or before either is visible to other threads. */
 void tms_run_attach(tms_run_t *run, tms_segment_t *segment);
 /* Under the lock: ends the reference of a segment to its run, whose memory stays. Returns whether it was the last. */
-bool tms_run_leave(tms_segment_t *segment);
+bool tms_run_drop_reference(tms_segment_t *segment);
 /* Under the lock: ends the reference of a segment to its run, which has lost its memory. Frees the run with the last
  * reference. */
 void tms_run_detach(tms_segment_t *segment);
@@ -113,7 +113,7 @@ void tms_run_own(tms_run_t *run, tms_run_t **list);
 void tms_run_disown(tms_run_t *run, bool damaged, tms_segment_t **freed);
 /* Under the lock: if a call owns the run of a freed segment, makes the segment wait for the end of that call. Returns
  * whether it does. */
-bool tms_run_leave_to_owner(tms_segment_t *segment);
+bool tms_run_defer_to_owner(tms_segment_t *segment);
 
 static inline bool tms_segment_is_mapped(const tms_segment_t *segment) { return segment->run && segment->run->mapped; }
 static inline bool tms_segment_has_memory(const tms_segment_t *segment) {

@@ -127,7 +127,7 @@ tms_error_context_t tms_saver_context(const char *operation, const tms_segment_t
                                  .tag = segment->tag->name};
 }
 
-void tms_saver_note(tms_saver_t *saver, tms_status_t status, const tms_error_t *reason) {
+void tms_saver_log_peer_failure(tms_saver_t *saver, tms_status_t status, const tms_error_t *reason) {
     if (status != TMS_OK && status != TMS_DRIVER_UNAVAILABLE)
         tms_log_recurring(saver->log, TMS_LOG_NO_PEER_ACCESS, TMS_LOG_WARNING, reason, "");
 }

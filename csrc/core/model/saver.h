@@ -31,11 +31,11 @@
 #include "device/device_lock.h"
 
 /* The looks that grant access to devices that have come into use (peers.h). */
-typedef struct tms_peer_looks {
+typedef struct tms_peer_scans {
     tms_device_mask_t complete; /* devices that have access to every ACTIVE segment that they can reach */
     tms_device_mask_t seen;     /* devices in use at the last look, which may have failed for a segment */
     uint32_t skipped, pause;    /* allocations that have skipped the look since one failed, and how many skip it */
-} tms_peer_looks_t;
+} tms_peer_scans_t;
 
 /* How long the begin of a capture waits for a callback of a pause or resume: far longer than a callback that is not blocked
  * takes. */
@@ -70,7 +70,7 @@ typedef struct tms_saver {
     tms_device_locks_t device_locks;
     tms_descriptors_t descriptors; /* the descriptors of exported memory; has its own lock */
     uint64_t exports;              /* exports made so far */
-    tms_peer_looks_t peers;
+    tms_peer_scans_t peers;
     tms_guard_t guard;
 
     tms_pending_resumes_t pending_resumes; /* has its own lock */
@@ -109,6 +109,6 @@ void tms_saver_unpublish(tms_saver_t *saver, tms_segment_t *segment);
 tms_error_context_t tms_saver_context(const char *operation, const tms_segment_t *segment);
 /* Logs a failure to grant peer access, which does not fail the call. Silent at process exit, when the driver has shut
  * down. */
-void tms_saver_note(tms_saver_t *saver, tms_status_t status, const tms_error_t *reason);
+void tms_saver_log_peer_failure(tms_saver_t *saver, tms_status_t status, const tms_error_t *reason);
 
 #endif

@@ -17,7 +17,7 @@
 typedef struct tms_holding {
     tms_segment_state_t state;
     uint64_t resident_bytes, paused_bytes;
-    uint64_t backup_bytes[TMS_BACKUP_STORES_MOST]; /* by store */
+    uint64_t backup_bytes[TMS_MAX_BACKUP_STORES]; /* by store */
 } tms_holding_t;
 
 /* The placement of a segment in the layout that a resume plans (transition/layout.h). Read and written by its owner. */
@@ -30,7 +30,7 @@ typedef struct tms_segment {
     tms_registry_node_t node;      /* first: [address, address + reserved size) */
     tms_quarantined_t quarantined; /* used once it has been freed, if its guard page could not be unmapped */
     tms_quiesced_t quiesced;       /* used then, for the next attempt to unmap that page */
-    tms_piece_t *piece;            /* its addresses (model/ranges.h); NULL: they are the program's (allocation/handles.h) */
+    tms_span_t *piece;             /* its addresses (model/ranges.h); NULL: they are the program's (allocation/handles.h) */
     struct tms_handle *handle; /* the program's handle that is mapped there; NULL: none, or the program has unmapped it */
     struct tms_run *run;       /* its memory; NULL: none */
     uint64_t bytes;            /* requested size */

@@ -4,7 +4,7 @@ void tms_tag_bytes_add(tms_tag_bytes_t *sums, const tms_tag_t *tag, uint64_t byt
     size_t i = 0;
     while (i < sums->named && sums->tag[i] != tag) i++;
     sums->total += bytes;
-    if (i == TMS_MOST_TAGS_NAMED) {
+    if (i == TMS_MAX_TAGS_NAMED) {
         sums->others += bytes;
         return;
     }

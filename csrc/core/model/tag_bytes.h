@@ -5,11 +5,11 @@
 
 #include "core/model/region.h"
 
-enum { TMS_MOST_TAGS_NAMED = TMS_REPORT_TAGS };
+enum { TMS_MAX_TAGS_NAMED = TMS_REPORT_TAGS };
 
 typedef struct tms_tag_bytes {
-    const tms_tag_t *tag[TMS_MOST_TAGS_NAMED]; /* the first ones */
-    uint64_t bytes[TMS_MOST_TAGS_NAMED];
+    const tms_tag_t *tag[TMS_MAX_TAGS_NAMED]; /* the first ones */
+    uint64_t bytes[TMS_MAX_TAGS_NAMED];
     size_t named;
     uint64_t others; /* bytes of all other tags */
     uint64_t total;

@@ -10,10 +10,10 @@
 #include "core/transition/pieces.h"
 
 /* Scratch memory of a device: room for an object for each thread of a ring. Less is tried if that does not fit. */
-#define SCRATCH_BYTES_MOST ((uint64_t)1 << 30)
+#define MAX_SCRATCH_BYTES ((uint64_t)1 << 30)
 
 typedef struct adopt {
-    tms_pieces_t pieces; /* first */
+    tms_object_call_t pieces; /* first */
     const char *names;
     size_t missing;
 } adopt_t;
@@ -23,10 +23,10 @@ static tms_status_t link_all(adopt_t *call, tms_error_t *error) {
     bool found = true;
     call->missing = 0;
     while (status == TMS_OK && found && call->missing < call->pieces.count) {
-        tms_named_piece_t *piece = &call->pieces.list[call->missing];
-        const tms_error_context_t context = tms_pieces_context(&call->pieces, piece);
+        tms_object_range_t *piece = &call->pieces.list[call->missing];
+        const tms_error_context_t context = tms_object_call_context(&call->pieces, piece);
         memcpy(piece->name.text, call->names + call->missing * TMS_OBJECT_NAME_DIGITS, TMS_OBJECT_NAME_DIGITS);
-        status = tms_shared_contents_link(tms_pieces_store(&call->pieces), &piece->name, piece->memory->bytes,
+        status = tms_shared_contents_link(tms_object_call_store(&call->pieces), &piece->name, piece->memory->bytes,
                                           (int)piece->memory->device, &piece->contents, &found, &context, error);
         call->missing += found;
     }
@@ -117,7 +117,7 @@ static tms_status_t open_scratch(const adopt_t *call, scratch_t *scratch, int de
     tms_status_t status =
         tms_copier_open(&scratch->copier, &call->pieces.t.saver->stores.copying, device, wait, &context, error);
     if (status != TMS_OK) return status;
-    context.bytes = all < SCRATCH_BYTES_MOST ? all : SCRATCH_BYTES_MOST;
+    context.bytes = all < MAX_SCRATCH_BYTES ? all : MAX_SCRATCH_BYTES;
     return allocate_scratch(call->pieces.t.saver, scratch, context.bytes, largest, &context, error);
 }
 
@@ -130,7 +130,7 @@ typedef struct group {
 } group_t;
 
 #define FOR_EACH_PIECE(piece, group)                                                                                        \
-    for (tms_named_piece_t *piece = (group)->call->pieces.list + (group)->first;                                            \
+    for (tms_object_range_t *piece = (group)->call->pieces.list + (group)->first;                                           \
          piece < (group)->call->pieces.list + (group)->end; piece++)                                                        \
         if (piece->memory->device != (uint64_t)(group)->device) {                                                           \
         } else
@@ -140,7 +140,7 @@ static void extend(group_t *group) {
     adopt_t *call = group->call;
     uint64_t used = 0;
     for (group->end = group->first; group->end < call->pieces.count; group->end++) {
-        tms_named_piece_t *piece = &call->pieces.list[group->end];
+        tms_object_range_t *piece = &call->pieces.list[group->end];
         if (piece->memory->device != (uint64_t)group->device) continue;
         if (used + piece->memory->bytes > group->scratch->bytes) return;
         piece->scratch = group->scratch->address + used;
@@ -154,10 +154,10 @@ static tms_status_t load_group(const group_t *group, tms_error_t *error) {
     tms_copier_t *copier = &group->scratch->copier;
     tms_status_t status = TMS_OK;
     FOR_EACH_PIECE(piece, group) {
-        const tms_error_context_t here = tms_pieces_context(&call->pieces, piece);
+        const tms_error_context_t here = tms_object_call_context(&call->pieces, piece);
         if (status == TMS_OK)
-            status =
-                tms_shared_copy_load(tms_pieces_store(&call->pieces), piece->contents, copier, piece->scratch, &here, error);
+            status = tms_shared_copy_load(tms_object_call_store(&call->pieces), piece->contents, copier, piece->scratch,
+                                          &here, error);
     }
     return status == TMS_OK ? tms_copier_wait(copier, &context, error) : status;
 }
@@ -169,19 +169,19 @@ static tms_status_t check_group(const group_t *group, tms_wait_t *wait, tms_erro
     tms_pass_t pass = {
         .stores = &t->saver->stores, .wait = wait, .operation = t->requested.operation, .purpose = TMS_PASS_NAMES};
     FOR_EACH_PIECE(piece, group) tms_pass_add(&pass, &piece->backup, &piece->backup.planned, piece->scratch, group->device);
-    tms_status_t status = tms_pass_run(&pass, error);
+    tms_status_t status = tms_pass_perform(&pass, error);
     if (status != TMS_OK) return status;
     FOR_EACH_PIECE(piece, group) {
-        const tms_error_context_t context = tms_pieces_context(&call->pieces, piece);
+        const tms_error_context_t context = tms_object_call_context(&call->pieces, piece);
         tms_shared_name_t found;
         if (status != TMS_OK) break;
-        status = tms_pieces_name(&call->pieces, piece, &found, error);
+        status = tms_object_call_name(&call->pieces, piece, &found, error);
         tms_fingerprints_forget(&piece->backup.fingerprints);
         if (status == TMS_OK && memcmp(&found, &piece->name, sizeof found) != 0) {
             status = tms_error_set(error, TMS_BACKUP_IO, &context,
                                    "the object '%s/objects/%s' is damaged: its contents are those of another name",
-                                   tms_pieces_store(&call->pieces)->folder.path, piece->name.text);
-            tms_shared_object_reject(tms_pieces_store(&call->pieces), piece->contents->parts->object, error);
+                                   tms_object_call_store(&call->pieces)->folder.path, piece->name.text);
+            tms_shared_object_reject(tms_object_call_store(&call->pieces), piece->contents->parts->object, error);
         }
     }
     return status;
@@ -193,7 +193,7 @@ static tms_status_t deliver_group(const group_t *group, tms_error_t *error) {
     tms_copier_t *copier = &group->scratch->copier;
     tms_status_t status = TMS_OK;
     FOR_EACH_PIECE(piece, group) {
-        const tms_error_context_t here = tms_pieces_context(&call->pieces, piece);
+        const tms_error_context_t here = tms_object_call_context(&call->pieces, piece);
         if (status == TMS_OK)
             status =
                 tms_copier_on_device(copier, piece->memory->address, piece->scratch, piece->memory->bytes, &here, error);
@@ -221,19 +221,19 @@ static tms_status_t fill_pieces(tms_transition_t *t, int device, tms_wait_t *wai
 
 static tms_status_t adopt(tms_transition_t *t, tms_error_t *error) {
     adopt_t *call = (adopt_t *)t;
-    tms_status_t status = tms_pieces_prepare(&call->pieces, error);
+    tms_status_t status = tms_object_call_prepare(&call->pieces, error);
     if (status == TMS_OK) status = link_all(call, error);
     const bool complete = status == TMS_OK && call->missing == call->pieces.count;
     if (complete) status = tms_crew_perform(t, t->planned.affected, fill_pieces, error);
     if (status == TMS_FORKED) return status; /* in a forked child: everything belongs to the parent */
-    tms_pieces_finish(&call->pieces, complete && status == TMS_OK);
+    tms_object_call_finish(&call->pieces, complete && status == TMS_OK);
     return status;
 }
 
-tms_status_t tms_adopt_run(tms_saver_t *saver, const tms_selection_t *selection, const tms_shared_piece_t *pieces,
-                           size_t count, const char *names, size_t *missing, tms_error_t *error) {
+tms_status_t tms_adopt_perform(tms_saver_t *saver, const tms_selection_t *selection, const tms_shared_piece_t *pieces,
+                               size_t count, const char *names, size_t *missing, tms_error_t *error) {
     adopt_t call = {.pieces = {.memory = pieces, .count = count}, .names = names};
-    const tms_status_t status = tms_pieces_run(&call.pieces, saver, selection, "adopt", adopt, error);
+    const tms_status_t status = tms_object_call_perform(&call.pieces, saver, selection, "adopt", adopt, error);
     *missing = call.missing;
     return status;
 }

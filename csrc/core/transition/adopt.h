@@ -11,7 +11,7 @@
  * Each object is first copied to scratch memory on the device, and named there by its contents. Only an object that has its
  * own name is copied to its piece. Another one is TMS_BACKUP_IO, with the object in the message, and is rejected
  * (backup/shared/object.h); other pieces may have been filled then. */
-tms_status_t tms_adopt_run(tms_saver_t *saver, const tms_selection_t *selection, const tms_shared_piece_t *pieces,
-                           size_t count, const char *names, size_t *missing, tms_error_t *error);
+tms_status_t tms_adopt_perform(tms_saver_t *saver, const tms_selection_t *selection, const tms_shared_piece_t *pieces,
+                               size_t count, const char *names, size_t *missing, tms_error_t *error);
 
 #endif

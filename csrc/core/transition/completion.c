@@ -25,7 +25,9 @@ static void note_moved(tms_transition_t *t, const tms_segment_t *segment) {
 static void settle(tms_transition_t *t, tms_account_moves_t *moves, tms_segment_t *segment, bool moved) {
     const bool was_active = t->requested.from == TMS_SEGMENT_ACTIVE;
     if (segment->run && segment->run->kept) moved = false; /* the pause has left its memory as it is */
-    const bool damaged = moved == was_active && tms_segment_has_memory(segment);
+    /* A pause that has succeeded and a resume that has failed leave no memory. */
+    const bool ends_without_memory = was_active ? moved : !moved;
+    const bool damaged = ends_without_memory && tms_segment_has_memory(segment);
     if (moved && was_active && tms_segment_lacks_contents(segment))
         atomic_fetch_add_explicit(&segment->tag->discards, 1, memory_order_relaxed);
     if (!tms_segment_has_memory(segment)) tms_run_detach(segment);
@@ -68,7 +70,8 @@ void tms_completion_finish(tms_transition_t *t, bool moved) {
         segment->next_in_transition = freed;
         freed = segment;
     }
-    tms_free_disown_runs(t->saver, t->planned.runs, moved == (t->requested.from == TMS_SEGMENT_ACTIVE), &freed);
+    const bool ends_without_memory = t->requested.from == TMS_SEGMENT_ACTIVE ? moved : !moved;
+    tms_free_disown_runs(t->saver, t->planned.runs, ends_without_memory, &freed);
     t->planned.runs = NULL;
     tms_account_record_moves(&moves);
     tms_observers_notify(t, TMS_MOVES_END);
@@ -84,6 +87,6 @@ void tms_completion_finish(tms_transition_t *t, bool moved) {
     }
     if (skipped) {
         tms_error_t reason;
-        tms_saver_note(t->saver, tms_peers_refresh(t->saver, &reason), &reason);
+        tms_saver_log_peer_failure(t->saver, tms_peers_refresh(t->saver, &reason), &reason);
     }
 }

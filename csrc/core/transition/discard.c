@@ -28,7 +28,7 @@ static void take(tms_discard_t *discard, tms_segment_t *segment) {
 static void take_all(tms_transition_t *t, tms_discard_t *discard, tms_tag_bytes_t *contents) {
     tms_account_moves_t moves = {.account = &t->saver->account, .call = t->call, .operation = t->requested.operation};
     pthread_mutex_lock(&t->saver->lock);
-    tms_steps_begin_look(t);
+    tms_steps_begin_scan(t);
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         tms_segment_t *segment = tms_segment_of(node);
         if (!tms_steps_gives_up(t, segment) || discard->count == discard->most) continue;

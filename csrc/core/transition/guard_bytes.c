@@ -133,7 +133,7 @@ tms_status_t tms_guard_bytes_count(tms_saver_t *saver, const tms_selection_t *se
                        .range_count = range_count,
                        .counts = counts};
     for (size_t i = 0; i < range_count; i++) counts[i] = TMS_NOT_RESIDENT;
-    tms_status_t status = tms_steps_run(&sample.t, error);
+    tms_status_t status = tms_steps_perform(&sample.t, error);
     tms_backup_stores_after_resume(&saver->stores);
     return status;
 }

@@ -31,7 +31,7 @@ tms_status_t tms_integrity_check(tms_transition_t *t, tms_copier_t *copier, tms_
     if (pass.count == 0) return tms_pass_finish(&pass, error);
     tms_status_t status = tms_copier_wait(copier, &context, error);
     if (status == TMS_OK)
-        status = tms_pass_run(&pass, error);
+        status = tms_pass_perform(&pass, error);
     else
         (void)tms_pass_finish(&pass, NULL); /* no kernel has been started */
     if (status == TMS_FORKED) return status;

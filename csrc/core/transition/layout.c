@@ -5,7 +5,7 @@
 /* ---- the plan ---- */
 
 /* Returns the segment that owns a piece, if it may share a run with its neighbours there, else NULL. */
-static tms_segment_t *companion(const tms_transition_t *t, const tms_piece_t *piece) {
+static tms_segment_t *companion(const tms_transition_t *t, const tms_span_t *piece) {
     tms_segment_t *other = piece ? piece->owner : NULL;
     bool fits = other && other->state == t->requested.through && tms_kind_shares_handles(other);
     return fits ? other : NULL;
@@ -22,7 +22,7 @@ static void place_neighbours(const tms_transition_t *t, tms_segment_t *segment) 
     while (tms_kind_shares_handles(last)) {
         tms_segment_t *next = companion(t, last->piece->after);
         if (!next) return;
-        if (next->node.end - leader->node.begin > TMS_RUN_MOST_BYTES)
+        if (next->node.end - leader->node.begin > TMS_MAX_RUN_BYTES)
             leader = next;
         else
             last->placement.next = next;

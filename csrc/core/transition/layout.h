@@ -1,5 +1,5 @@
 /* The layout of a resume, which decides which segments share a run: neighbours of one kind that come back together, up to
- * TMS_RUN_MOST_BYTES.
+ * TMS_MAX_RUN_BYTES.
  *
  * tms_kind_shares_handles (model/kinds.h) decides which segments have a handle of their own.
  *

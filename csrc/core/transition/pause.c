@@ -53,7 +53,7 @@ static tms_status_t find_fingerprints(const tms_transition_t *t, tms_pass_t *pas
         if (tms_backup_needs_fingerprints(backup, &t->saver->stores))
             tms_pass_add(pass, backup, &backup->planned, tms_segment_address(segment), segment->device);
     }
-    return tms_pass_run(pass, error);
+    return tms_pass_perform(pass, error);
 }
 
 /* Plans the backup of every segment. *copying becomes the devices that own a segment with contents to copy. `pass` is
@@ -99,7 +99,7 @@ static tms_status_t find_live(tms_transition_t *t, tms_live_t *live, const tms_l
     tms_turn_callback_begin(t->saver);
     if (selection->find_live(selection->live_context, live) == 0) *known = live;
     tms_turn_callback_end(t->saver);
-    return tms_wait_ask(&t->wait, &context, error);
+    return tms_wait_poll_now(&t->wait, &context, error);
 }
 
 /* ---- what has changed ---- */
@@ -297,7 +297,8 @@ static tms_status_t pause_and_give_up(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
-tms_status_t tms_pause_run(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
+tms_status_t tms_pause_perform(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
+                               tms_error_t *error) {
     const bool gives_up = selection->has_backup && selection->backup == TMS_BACKUP_NONE;
     tms_transition_t t = {.saver = saver,
                           .requested = {.selection = selection,
@@ -309,7 +310,7 @@ tms_status_t tms_pause_run(tms_saver_t *saver, const tms_selection_t *selection,
                           .act = gives_up ? pause_and_give_up : pause_all,
                           .calls = &saver->stats.pauses,
                           .report = report};
-    const tms_status_t status = tms_steps_run(&t, error);
+    const tms_status_t status = tms_steps_perform(&t, error);
     tms_backup_stores_after_pause(&saver->stores);
     return status;
 }
@@ -343,7 +344,7 @@ tms_status_t tms_pause_check(tms_saver_t *saver, const tms_selection_t *selectio
                                         .through = TMS_SEGMENT_PAUSING,
                                         .to = TMS_SEGMENT_ACTIVE},
                           .act = plan_and_cancel};
-    const tms_status_t status = tms_steps_run(&t, error);
+    const tms_status_t status = tms_steps_perform(&t, error);
     tms_backup_stores_after_pause(&saver->stores);
     return status;
 }

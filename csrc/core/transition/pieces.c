@@ -7,17 +7,17 @@
 
 _Static_assert((int)TMS_OBJECT_NAME_DIGITS == (int)TMS_SHARED_NAME_DIGITS, "the public header says how long a name is");
 
-tms_error_context_t tms_pieces_context(const tms_pieces_t *call, const tms_named_piece_t *piece) {
+tms_error_context_t tms_object_call_context(const tms_object_call_t *call, const tms_object_range_t *piece) {
     return (tms_error_context_t){.operation = call->t.requested.operation,
                                  .device = (int)piece->memory->device,
                                  .bytes = piece->memory->bytes,
                                  .address = piece->memory->address};
 }
 
-static bool is_usable(const tms_pieces_t *call, const tms_shared_piece_t *piece) {
+static bool is_usable(const tms_object_call_t *call, const tms_shared_piece_t *piece) {
     enum { VECTOR = TMS_FINGERPRINT_VECTOR_BYTES };
     return piece->device < (uint64_t)call->t.devices->count && piece->bytes >= TMS_OBJECT_BYTES_LEAST &&
-           piece->bytes <= TMS_OBJECT_BYTES_MOST && piece->bytes % VECTOR == 0 && piece->address != 0 &&
+           piece->bytes <= TMS_MAX_OBJECT_BYTES && piece->bytes % VECTOR == 0 && piece->address != 0 &&
            (!call->aligned || piece->address % VECTOR == 0);
 }
 
@@ -30,8 +30,8 @@ static const tms_segment_t *find_inactive(const tms_saver_t *saver, const tms_sh
     return node ? tms_segment_of(node) : NULL;
 }
 
-static tms_status_t check_piece(const tms_pieces_t *call, const tms_named_piece_t *piece, tms_error_t *error) {
-    tms_error_context_t context = tms_pieces_context(call, piece);
+static tms_status_t check_piece(const tms_object_call_t *call, const tms_object_range_t *piece, tms_error_t *error) {
+    tms_error_context_t context = tms_object_call_context(call, piece);
     tms_saver_t *saver = call->t.saver;
     if (!is_usable(call, piece->memory))
         return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "a piece of this place and size cannot be an object");
@@ -43,7 +43,7 @@ static tms_status_t check_piece(const tms_pieces_t *call, const tms_named_piece_
     return tms_error_set(error, TMS_INVALID_STATE, &context, "the memory is paused; resume it first");
 }
 
-tms_status_t tms_pieces_prepare(tms_pieces_t *call, tms_error_t *error) {
+tms_status_t tms_object_call_prepare(tms_object_call_t *call, tms_error_t *error) {
     tms_transition_t *t = &call->t;
     const tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     tms_quiesced_t quiesced;
@@ -51,48 +51,49 @@ tms_status_t tms_pieces_prepare(tms_pieces_t *call, tms_error_t *error) {
     call->list = calloc(call->count + 1, sizeof *call->list);
     if (!call->list) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
     for (size_t i = 0; status == TMS_OK && i < call->count; i++) {
-        tms_named_piece_t *piece = &call->list[i];
+        tms_object_range_t *piece = &call->list[i];
         piece->memory = &call->memory[i];
         piece->backup.bytes = piece->memory->bytes;
         status = check_piece(call, piece, error);
         if (status != TMS_OK) return status;
-        const tms_error_context_t here = tms_pieces_context(call, piece);
+        const tms_error_context_t here = tms_object_call_context(call, piece);
         t->planned.affected |= (tms_device_mask_t)1 << piece->memory->device;
         t->planned.total_bytes += piece->memory->bytes;
         status = tms_backup_content_choose(&piece->backup.planned, TMS_BACKUP_SHARED, NULL, piece->memory->address,
                                            piece->memory->bytes, &here, error);
     }
-    if (status == TMS_OK) status = tms_shared_store_open(tms_pieces_store(call), &context, error);
+    if (status == TMS_OK) status = tms_shared_store_open(tms_object_call_store(call), &context, error);
     if (status != TMS_OK) return status;
     return tms_steps_quiesce(t, &quiesced, error);
 }
 
-void tms_pieces_finish(tms_pieces_t *call, bool keep) {
+void tms_object_call_finish(tms_object_call_t *call, bool keep) {
     for (size_t i = 0; call->list && i < call->count; i++) {
-        tms_named_piece_t *piece = &call->list[i];
+        tms_object_range_t *piece = &call->list[i];
         if (piece->contents && keep)
-            tms_shared_store_keep(tms_pieces_store(call), piece->contents);
+            tms_shared_store_keep(tms_object_call_store(call), piece->contents);
         else
-            tms_shared_contents_drop(tms_pieces_store(call), piece->contents);
+            tms_shared_contents_drop(tms_object_call_store(call), piece->contents);
         tms_backup_destroy(&piece->backup, &call->t.saver->stores);
     }
     free(call->list);
 }
 
-tms_status_t tms_pieces_name(const tms_pieces_t *call, const tms_named_piece_t *piece, tms_shared_name_t *name,
-                             tms_error_t *error) {
-    const tms_error_context_t context = tms_pieces_context(call, piece);
+tms_status_t tms_object_call_name(const tms_object_call_t *call, const tms_object_range_t *piece, tms_shared_name_t *name,
+                                  tms_error_t *error) {
+    const tms_error_context_t context = tms_object_call_context(call, piece);
     const tms_backup_t *backup = &piece->backup;
     if (!backup->fingerprints.fresh)
         return tms_error_set(error, TMS_DRIVER, &context,
                              "the fingerprints of the contents could not be computed; the log says why");
-    *name = tms_shared_name(tms_pieces_store(call)->folder.key, backup->fingerprints.fresh,
+    *name = tms_shared_name(tms_object_call_store(call)->folder.key, backup->fingerprints.fresh,
                             (size_t)tms_fingerprints_count(&backup->planned), piece->memory->bytes);
     return TMS_OK;
 }
 
-tms_status_t tms_pieces_run(tms_pieces_t *call, tms_saver_t *saver, const tms_selection_t *selection, const char *operation,
-                            tms_status_t (*act)(tms_transition_t *t, tms_error_t *error), tms_error_t *error) {
+tms_status_t tms_object_call_perform(tms_object_call_t *call, tms_saver_t *saver, const tms_selection_t *selection,
+                                     const char *operation, tms_status_t (*act)(tms_transition_t *t, tms_error_t *error),
+                                     tms_error_t *error) {
     static const char *const no_tags[1] = {NULL};
     tms_selection_t nothing = *selection;
     nothing.tags = no_tags;
@@ -105,7 +106,7 @@ tms_status_t tms_pieces_run(tms_pieces_t *call, tms_saver_t *saver, const tms_se
                                                .to = TMS_SEGMENT_ACTIVE,
                                                .any_memory = true},
                                  .act = act};
-    const tms_status_t status = tms_steps_run(&call->t, error);
+    const tms_status_t status = tms_steps_perform(&call->t, error);
     tms_backup_stores_after_resume(&saver->stores);
     return status;
 }

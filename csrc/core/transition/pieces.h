@@ -14,37 +14,41 @@
 #include "core/transition/transition.h"
 
 /* One piece, and the object that it is, or becomes. */
-typedef struct tms_named_piece {
+typedef struct tms_object_range {
     const tms_shared_piece_t *memory;
     tms_backup_t backup; /* temporary: its `planned` content and its fingerprints, for a pass */
     tms_shared_contents_t *contents;
     tms_shared_name_t name;
     CUdeviceptr scratch; /* adopt: where the object is checked */
-} tms_named_piece_t;
+} tms_object_range_t;
 
-typedef struct tms_pieces {
+typedef struct tms_object_call {
     tms_transition_t t; /* first */
     const tms_shared_piece_t *memory;
     size_t count;
     bool aligned; /* the memory must be aligned, because its fingerprints are computed in place */
-    tms_named_piece_t *list;
-} tms_pieces_t;
+    tms_object_range_t *list;
+} tms_object_call_t;
 
-static inline tms_shared_store_t *tms_pieces_store(const tms_pieces_t *call) { return &call->t.saver->stores.shared; }
-tms_error_context_t tms_pieces_context(const tms_pieces_t *call, const tms_named_piece_t *piece);
+static inline tms_shared_store_t *tms_object_call_store(const tms_object_call_t *call) {
+    return &call->t.saver->stores.shared;
+}
+tms_error_context_t tms_object_call_context(const tms_object_call_t *call, const tms_object_range_t *piece);
 
 /* Performs the call, which selects no allocation and has the callbacks of `selection`. */
-tms_status_t tms_pieces_run(tms_pieces_t *call, tms_saver_t *saver, const tms_selection_t *selection, const char *operation,
-                            tms_status_t (*act)(tms_transition_t *t, tms_error_t *error), tms_error_t *error);
+tms_status_t tms_object_call_perform(tms_object_call_t *call, tms_saver_t *saver, const tms_selection_t *selection,
+                                     const char *operation, tms_status_t (*act)(tms_transition_t *t, tms_error_t *error),
+                                     tms_error_t *error);
 
-/* The functions below are for `act`, which begins with the first and ends with tms_pieces_finish, except in a forked child.
+/* The functions below are for `act`, which begins with the first and ends with tms_object_call_finish, except in a forked
+ * child.
  */
 /* Makes and checks the list, opens the store, and waits for the devices. */
-tms_status_t tms_pieces_prepare(tms_pieces_t *call, tms_error_t *error);
+tms_status_t tms_object_call_prepare(tms_object_call_t *call, tms_error_t *error);
 /* Names a piece by its fingerprints, which a pass has computed. TMS_DRIVER if it could not. */
-tms_status_t tms_pieces_name(const tms_pieces_t *call, const tms_named_piece_t *piece, tms_shared_name_t *name,
-                             tms_error_t *error);
+tms_status_t tms_object_call_name(const tms_object_call_t *call, const tms_object_range_t *piece, tms_shared_name_t *name,
+                                  tms_error_t *error);
 /* Gives the contents to the store (`keep`), or drops them. Frees the list. */
-void tms_pieces_finish(tms_pieces_t *call, bool keep);
+void tms_object_call_finish(tms_object_call_t *call, bool keep);
 
 #endif

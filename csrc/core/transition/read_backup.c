@@ -27,8 +27,8 @@ static tms_status_t read_it(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
-tms_status_t tms_read_backup_run(tms_saver_t *saver, const tms_selection_t *selection, uint64_t address, uint64_t bytes,
-                                 void *destination, int32_t *found, tms_error_t *error) {
+tms_status_t tms_read_backup_perform(tms_saver_t *saver, const tms_selection_t *selection, uint64_t address, uint64_t bytes,
+                                     void *destination, int32_t *found, tms_error_t *error) {
     request_t request = {.t = {.saver = saver,
                                .requested = {.selection = selection,
                                              .operation = "get_cpu_backup",
@@ -40,7 +40,7 @@ tms_status_t tms_read_backup_run(tms_saver_t *saver, const tms_selection_t *sele
                          .address = address,
                          .bytes = bytes,
                          .destination = destination};
-    tms_status_t status = tms_steps_run(&request.t, error);
+    tms_status_t status = tms_steps_perform(&request.t, error);
     if (status == TMS_OK) *found = request.found;
     return status;
 }

@@ -11,7 +11,7 @@
 
 /* tms_api_t.read_backup: set RESUMING -> read -> set PAUSED. *found: whether the backup holds all of the bytes. Written on
  * success only. */
-tms_status_t tms_read_backup_run(tms_saver_t *saver, const tms_selection_t *selection, uint64_t address, uint64_t bytes,
-                                 void *destination, int32_t *found, tms_error_t *error);
+tms_status_t tms_read_backup_perform(tms_saver_t *saver, const tms_selection_t *selection, uint64_t address, uint64_t bytes,
+                                     void *destination, int32_t *found, tms_error_t *error);
 
 #endif

@@ -21,7 +21,7 @@
 /* The delay before another attempt, doubled from the first to the maximum, with jitter, so that two processes that fail
  * together do not retry together. */
 #define FIRST_DELAY_SECONDS 0.001
-#define MOST_DELAY_SECONDS  0.1
+#define MAX_DELAY_SECONDS   0.1
 
 /* The memory that the selected segments need now, by device. */
 typedef struct demand {
@@ -40,7 +40,7 @@ typedef struct shortage {
 typedef struct patience {
     double delay; /* seconds */
     uint32_t random;
-} patience_t;
+} backoff_t;
 
 /* ---- one attempt ---- */
 
@@ -50,7 +50,7 @@ static bool may_be_in_use(tms_transition_t *t, const tms_run_t *run) {
     return run->mapped && (atomic_load(&t->done.busy) >> run->device & 1);
 }
 
-/* Guards a segment again that stays PAUSED. */
+/* Restores the guard page of a segment that stays PAUSED. */
 static void guard_again(tms_transition_t *t, tms_segment_t *segment) {
     tms_error_context_t context = tms_transition_context_of(t, segment);
     tms_device_mask_t peers = 0;
@@ -133,7 +133,7 @@ static tms_status_t resume_all(tms_transition_t *t, tms_error_t *error) {
 static demand_t measure_demand(tms_transition_t *t) {
     demand_t demand = {0};
     pthread_mutex_lock(&t->saver->lock);
-    tms_steps_begin_look(t);
+    tms_steps_begin_scan(t);
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         const tms_segment_t *segment = tms_segment_of(node);
         bool selected = tms_steps_selects(t, segment);
@@ -150,23 +150,30 @@ static demand_t measure_demand(tms_transition_t *t) {
     return demand;
 }
 
+/* Replaces *found if the device lacks memory, or if no device was examined before. Skips a device without selected memory.
+ */
+static tms_status_t examine(tms_transition_t *t, const demand_t *demand, int device, shortage_t *found, tms_error_t *error) {
+    if (device < 0 || !(demand->owners >> device & 1)) return TMS_OK;
+    uint64_t free_bytes = 0, total_bytes = 0, needed = demand->bytes[device];
+    tms_error_context_t context = tms_transition_context(t, device);
+    tms_status_t status = tms_devices_memory(t->saver->devices, device, &free_bytes, &total_bytes, &context, error);
+    if (status != TMS_OK) return status;
+    free_bytes += demand->returned[device];
+    uint64_t missing = needed > free_bytes ? needed - free_bytes : 0;
+    if (found->device == TMS_NO_DEVICE || missing > 0)
+        *found = (shortage_t){.device = device, .needed = needed, .free = free_bytes, .missing = missing};
+    return TMS_OK;
+}
+
 /* Finds a device that lacks memory. Examines `likely` first, unless it is TMS_NO_DEVICE. If no device lacks memory, finds
  * the first device that was examined. */
 static tms_status_t find_shortage(tms_transition_t *t, int likely, shortage_t *shortage, tms_error_t *error) {
     demand_t demand = measure_demand(t);
     shortage_t found = {.device = TMS_NO_DEVICE};
-    for (int i = -1; i < t->devices->count && found.missing == 0; i++) {
-        const int device = i < 0 ? likely : i;
-        if (device < 0 || !(demand.owners >> device & 1)) continue;
-        uint64_t free_bytes = 0, total_bytes = 0, needed = demand.bytes[device];
-        tms_error_context_t context = tms_transition_context(t, device);
-        tms_status_t status = tms_devices_memory(t->saver->devices, device, &free_bytes, &total_bytes, &context, error);
-        if (status != TMS_OK) return status;
-        free_bytes += demand.returned[device];
-        uint64_t missing = needed > free_bytes ? needed - free_bytes : 0;
-        if (found.device == TMS_NO_DEVICE || missing > 0)
-            found = (shortage_t){.device = device, .needed = needed, .free = free_bytes, .missing = missing};
-    }
+    tms_status_t status = examine(t, &demand, likely, &found, error);
+    for (int device = 0; status == TMS_OK && device < t->devices->count && found.missing == 0; device++)
+        status = examine(t, &demand, device, &found, error);
+    if (status != TMS_OK) return status;
     *shortage = found;
     return TMS_OK;
 }
@@ -211,15 +218,15 @@ static uint32_t seed(const tms_transition_t *t) {
     return ((uint32_t)(uint64_t)(t->wait.started * nanoseconds) ^ (uint32_t)getpid() * spread) | 1;
 }
 
-static double next_delay(patience_t *patience) {
+static double next_delay(backoff_t *patience) {
     double delay = patience->delay * (0.5 + 0.5 * (double)tms_random_next(&patience->random) / (double)UINT32_MAX);
-    patience->delay = patience->delay * 2 < MOST_DELAY_SECONDS ? patience->delay * 2 : MOST_DELAY_SECONDS;
+    patience->delay = patience->delay * 2 < MAX_DELAY_SECONDS ? patience->delay * 2 : MAX_DELAY_SECONDS;
     return delay;
 }
 
 /* Waits until enough memory is free: an attempt that cannot succeed would take memory from other waiting processes.
  * TMS_OUT_OF_DEVICE_MEMORY at the deadline; *error is unchanged then. */
-static tms_status_t await_memory(tms_transition_t *t, patience_t *patience, tms_error_t *error) {
+static tms_status_t await_memory(tms_transition_t *t, backoff_t *patience, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     shortage_t shortage = {0};
     do {
@@ -235,7 +242,7 @@ static tms_status_t await_memory(tms_transition_t *t, patience_t *patience, tms_
 }
 
 static tms_status_t attempt_until_memory_suffices(tms_transition_t *t, tms_error_t *error) {
-    patience_t patience = {.delay = FIRST_DELAY_SECONDS, .random = seed(t)};
+    backoff_t patience = {.delay = FIRST_DELAY_SECONDS, .random = seed(t)};
     for (;;) {
         tms_status_t status = tms_steps_attempt(t, error);
         /* Another attempt would skip damaged segments, and so succeed with the rest. */
@@ -283,7 +290,7 @@ static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection,
                           .perform = perform,
                           .calls = &saver->stats.resumes,
                           .report = report};
-    tms_status_t status = tms_steps_run(&t, error);
+    tms_status_t status = tms_steps_perform(&t, error);
     if (status == TMS_BACKUP_IO && error)
         tms_error_append(error, " If these contents are lost, pause(tag, backup=\"discard\") gives them up, and resume(tag) "
                                 "then brings the memory back without them.");
@@ -292,12 +299,13 @@ static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection,
     if (t.done.report.allocations > 0 && t.devices->count > 1) {
         /* A device may have come into use while the memory was being mapped. A failure does not fail the resume. */
         tms_error_t reason;
-        tms_saver_note(saver, tms_peers_refresh(saver, &reason), &reason);
+        tms_saver_log_peer_failure(saver, tms_peers_refresh(saver, &reason), &reason);
     }
     return status;
 }
 
-tms_status_t tms_resume_run(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
+tms_status_t tms_resume_perform(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
+                                tms_error_t *error) {
     return resume(saver, selection, NULL, report, error);
 }
 

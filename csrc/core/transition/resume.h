@@ -5,7 +5,8 @@
 #include "core/transition/pending.h"
 
 /* tms_api_t.resume. Any thread that is not inside a pause or resume. */
-tms_status_t tms_resume_run(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report, tms_error_t *error);
+tms_status_t tms_resume_perform(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
+                                tms_error_t *error);
 /* tms_api_t.resume_begin: resumes on a thread of its own (pending.h). Any thread that is not inside a pause or resume. If no
  * thread can be started, the call itself resumes. */
 tms_status_t tms_resume_begin(tms_saver_t *saver, const tms_selection_t *selection, tms_pending_t **pending,

@@ -53,7 +53,7 @@ static tms_status_t find_tags(tms_transition_t *t, tms_error_t *error) {
     return TMS_OK;
 }
 
-void tms_steps_begin_look(tms_transition_t *t) {
+void tms_steps_begin_scan(tms_transition_t *t) {
     t->mark = ++t->saver->marks;
     for (size_t i = 0; i < t->requested.tag_count; i++) t->requested.tags[i]->mark = t->mark;
     t->saver->steps += t->requested.tag_count;
@@ -111,7 +111,7 @@ static void collect(tms_transition_t *t) {
     t->planned.given_up = 0;
     t->planned.runs = NULL;
     pthread_mutex_lock(&t->saver->lock);
-    tms_steps_begin_look(t);
+    tms_steps_begin_scan(t);
     t->planned.peers_seen = t->saver->peers.seen;
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         tms_segment_t *segment = tms_segment_of(node);
@@ -146,7 +146,7 @@ typedef struct skipped {
 static skipped_t find_skipped(tms_transition_t *t) {
     skipped_t found = {.allocations = 0};
     pthread_mutex_lock(&t->saver->lock);
-    tms_steps_begin_look(t);
+    tms_steps_begin_scan(t);
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         const tms_segment_t *segment = tms_segment_of(node);
         /* PAUSED after a resume: another thread has just repaired it. */
@@ -282,7 +282,7 @@ static tms_status_t check_selection(const tms_transition_t *t, tms_error_t *erro
     return TMS_OK;
 }
 
-tms_status_t tms_steps_run(tms_transition_t *t, tms_error_t *error) {
+tms_status_t tms_steps_perform(tms_transition_t *t, tms_error_t *error) {
     const tms_selection_t *selection = t->requested.selection;
     bool asks = selection->interrupted || selection->on_progress;
     tms_wait_begin(&t->wait, asks ? poll : NULL, t, selection->timeout_seconds);

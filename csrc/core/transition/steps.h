@@ -33,13 +33,13 @@
 
 /* Runs a call, with everything that each call does before and after its work: the checks, the turn, the list and the
  * observers (observers.h). */
-tms_status_t tms_steps_run(tms_transition_t *t, tms_error_t *error);
+tms_status_t tms_steps_perform(tms_transition_t *t, tms_error_t *error);
 /* One attempt: takes the turn, collects the list, acts, and releases the turn. */
 tms_status_t tms_steps_attempt(tms_transition_t *t, tms_error_t *error);
 
 /* Under the lock, before a walk over all segments: marks the selected tags, so that the check of a segment needs no search.
  * The mark is valid until the lock is released. */
-void tms_steps_begin_look(tms_transition_t *t);
+void tms_steps_begin_scan(tms_transition_t *t);
 /* During such a walk: whether the call selects the segment. */
 bool tms_steps_selects(const tms_transition_t *t, const tms_segment_t *segment);
 /* During such a walk: whether the segment has a selected tag but is damaged, so that the call skips it. */

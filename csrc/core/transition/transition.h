@@ -11,8 +11,8 @@
 
 /* The facts for the log line of a successful call. */
 typedef struct tms_transition_notes {
-    tms_tag_bytes_t moved;                       /* released or mapped */
-    uint64_t kept_bytes[TMS_BACKUP_STORES_MOST]; /* a pause: bytes saved, by store */
+    tms_tag_bytes_t moved;                      /* released or mapped */
+    uint64_t kept_bytes[TMS_MAX_BACKUP_STORES]; /* a pause: bytes saved, by store */
     uint64_t dropped_bytes;
 } tms_transition_notes_t;
 

@@ -77,8 +77,8 @@ CUresult sim_capture_exchange_mode(CUstreamCaptureMode *mode) {
 }
 
 /* Edges have no data in the simulation: one array of zeros serves every query. */
-enum { MOST_EDGES = 512 };
-static const char no_edge_data[MOST_EDGES * SIM_EDGE_DATA_BYTES];
+enum { MAX_EDGES = 512 };
+static const char no_edge_data[MAX_EDGES * SIM_EDGE_DATA_BYTES];
 
 /* Edges have no data in the simulation, so a caller may omit the array for it. */
 CUresult sim_capture_info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,

@@ -129,9 +129,9 @@ typedef struct pass {
 
 /* Computes the fingerprint of a chunk, whose memory may have several mappings. The lock is released while it runs. */
 static CUresult compute(const sim_context_t *context, const pass_t *pass, uint32_t index) {
-    enum { MOST_MAPPINGS = 2 }; /* a chunk is smaller than the smallest mapping */
+    enum { MAX_MAPPINGS = 2 }; /* a chunk is smaller than the smallest mapping */
     const tms_fingerprint_chunk_t chunk = pass->chunks[index];
-    sim_mapping_t *mappings[MOST_MAPPINGS];
+    sim_mapping_t *mappings[MAX_MAPPINGS];
     int count = 0;
     CUresult result = chunk.bytes % TMS_FINGERPRINT_VECTOR_BYTES || chunk.bytes > TMS_FINGERPRINT_CHUNK_BYTES
                           ? CUDA_ERROR_ILLEGAL_ADDRESS

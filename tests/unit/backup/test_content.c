@@ -10,21 +10,21 @@
 
 #include <cmocka.h> /* needs all of the above */
 
-enum { VECTOR = TMS_FINGERPRINT_VECTOR_BYTES, RANGES_MOST = 8 };
+enum { VECTOR = TMS_FINGERPRINT_VECTOR_BYTES, MAX_RANGES = 8 };
 static const uint64_t ADDRESS = (uint64_t)1 << 40, KIB = 1024, MIB = 1024 * 1024;
 static const tms_error_context_t CONTEXT = {.operation = "test", .device = 0};
 
 /* What is live in the segment at ADDRESS, by offsets. */
 typedef struct blocks {
-    uint64_t ends[RANGES_MOST][3]; /* begin, end, end of what was requested */
+    uint64_t ends[MAX_RANGES][3]; /* begin, end, end of what was requested */
     size_t count;
 } blocks_t;
 
 typedef enum known { RANGES, RANGES_AND_USED } known_t;
 
 static tms_backup_content_t choose(tms_backup_kind_t kind, const blocks_t *blocks, known_t known, uint64_t bytes) {
-    tms_live_range_t ranges[RANGES_MOST];
-    uint64_t used[RANGES_MOST];
+    tms_live_range_t ranges[MAX_RANGES];
+    uint64_t used[MAX_RANGES];
     tms_backup_content_t content;
     tms_error_t error;
     for (size_t i = 0; i < blocks->count; i++) {
@@ -96,7 +96,7 @@ static void all_blocks_of_a_full_segment_stay_apart(void **state) {
 
 static void a_large_block_is_cut(void **state) {
     (void)state;
-    const uint64_t most = TMS_OBJECT_BYTES_MOST, begin = 2 * MIB, size = 2 * most + MIB + 5;
+    const uint64_t most = TMS_MAX_OBJECT_BYTES, begin = 2 * MIB, size = 2 * most + MIB + 5;
     const blocks_t large = {.ends = {{begin, begin + size + 100, begin + size}}, .count = 1};
     const uint64_t expected[][2] = {
         {begin, most}, {begin + most, most}, {begin + 2 * most, MIB}, {begin + 2 * most + MIB, 5}};
@@ -124,7 +124,7 @@ static void only_an_object_has_its_last_bytes_cut_off(void **state) {
 
 static void a_piece_of_64_mib_and_less_than_a_vector(void **state) {
     (void)state;
-    const uint64_t most = TMS_OBJECT_BYTES_MOST;
+    const uint64_t most = TMS_MAX_OBJECT_BYTES;
     const blocks_t block = {.ends = {{0, 2 * most, most + 3}}, .count = 1};
     const uint64_t expected[][2] = {{0, most}, {most, 3}};
     tms_backup_content_t content = choose(TMS_BACKUP_SHARED, &block, RANGES_AND_USED, 2 * most);
@@ -143,7 +143,7 @@ static void a_block_that_does_not_begin_at_a_vector(void **state) {
 
 static void blocks_that_are_unknown_are_one(void **state) {
     (void)state;
-    const uint64_t most = TMS_OBJECT_BYTES_MOST, bytes = most + 2 * MIB + 1, elsewhere = ADDRESS + 1;
+    const uint64_t most = TMS_MAX_OBJECT_BYTES, bytes = most + 2 * MIB + 1, elsewhere = ADDRESS + 1;
     const uint64_t expected[][2] = {{0, most}, {most, 2 * MIB}, {most + 2 * MIB, 1}};
     const tms_live_t other = {.allocations = &elsewhere, .allocation_count = 1};
     const tms_live_t *const lives[] = {NULL, &other};

@@ -14,7 +14,7 @@ static uint64_t walk(const tms_extent_t *extent) {
     uint64_t count = 0;
     tms_extent_t piece;
     for (uint64_t done = 0; done < extent->bytes; done += piece.bytes, count++) {
-        piece = tms_fingerprints_piece(extent, done);
+        piece = tms_fingerprints_chunk(extent, done);
         assert_int_equal(piece.offset, extent->offset + done);
         assert_int_equal(piece.packed, extent->packed + done);
         assert_true(piece.bytes > 0 && piece.bytes <= extent->bytes - done);

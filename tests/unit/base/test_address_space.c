@@ -13,7 +13,7 @@
 
 #define MIB     ((uint64_t)1 << 20)
 #define GRANULE (2 * MIB)
-enum { PIECES = 500, OPERATIONS = 50000, COMPARED_MOST = 16 };
+enum { PIECES = 500, OPERATIONS = 50000, MAX_COMPARED = 16 };
 /* A listed piece can be taken at once. */
 enum { UNLISTED = false, LISTED = true };
 
@@ -39,11 +39,11 @@ static void add(tms_space_t *space, uint64_t bytes) {
     assert_true(tms_space_add(space, range));
 }
 
-static tms_piece_t *take(tms_space_t *space, uint64_t bytes) {
+static tms_span_t *take(tms_space_t *space, uint64_t bytes) {
     if (!tms_space_has_room(space, bytes)) add(space, tms_space_growth(space, bytes));
-    tms_piece_t *piece = tms_space_take(space, bytes, space);
+    tms_span_t *piece = tms_space_take(space, bytes, space);
     assert_non_null(piece);
-    assert_int_equal(tms_piece_bytes(piece), bytes);
+    assert_int_equal(tms_span_bytes(piece), bytes);
     return piece;
 }
 
@@ -53,7 +53,7 @@ static void remove_if_bare(tms_range_t *range) {
     free(range);
 }
 
-static void give_back(tms_piece_t *piece) {
+static void give_back(tms_span_t *piece) {
     tms_range_t *range = piece->range;
     tms_space_give_back(piece, NULL, LISTED);
     remove_if_bare(range);
@@ -62,15 +62,15 @@ static void give_back(tms_piece_t *piece) {
 /* The pieces of a range: without gaps, no two listed ones with the same backing side by side. Returns the bytes in use. */
 static uint64_t check_range(const tms_range_t *range) {
     uint64_t at = range->node.begin, used = 0;
-    const tms_piece_t *before = NULL;
-    for (const tms_piece_t *piece = range->first; piece; before = piece, piece = piece->after) {
+    const tms_span_t *before = NULL;
+    for (const tms_span_t *piece = range->first; piece; before = piece, piece = piece->after) {
         assert_int_equal(piece->begin, at);
         assert_true(piece->end > piece->begin);
         assert_ptr_equal(piece->before, before);
         assert_ptr_equal(piece->range, range);
         assert_false(piece->owner && piece->listed);
         assert_false(before && before->listed && piece->listed && before->backing == piece->backing);
-        if (piece->owner) used += tms_piece_bytes(piece);
+        if (piece->owner) used += tms_span_bytes(piece);
         at = piece->end;
     }
     assert_int_equal(at, range->node.end);
@@ -80,7 +80,7 @@ static uint64_t check_range(const tms_range_t *range) {
 static void pieces_lie_side_by_side(void **state) {
     (void)state;
     tms_space_t space = {.reserved_bytes = 0};
-    tms_piece_t *pieces[64];
+    tms_span_t *pieces[64];
     for (int i = 0; i < 64; i++) pieces[i] = take(&space, 16 * MIB);
     int neighbours = 0;
     for (int i = 1; i < 64; i++) neighbours += pieces[i]->begin == pieces[i - 1]->end;
@@ -98,8 +98,8 @@ static void growth_is_bounded(void **state) {
     assert_int_equal(tms_space_growth(&space, GRANULE), 8 * MIB);
     assert_int_equal(tms_space_growth(&space, 16 * MIB), 16 * MIB);
     assert_int_equal(tms_space_growth(&space, TMS_SPACE_ALONE_BYTES), TMS_SPACE_ALONE_BYTES);
-    space.reserved_bytes = 4 * TMS_SPACE_RANGE_MOST_BYTES;
-    assert_int_equal(tms_space_growth(&space, GRANULE), TMS_SPACE_RANGE_MOST_BYTES);
+    space.reserved_bytes = 4 * TMS_MAX_SPACE_RANGE_BYTES;
+    assert_int_equal(tms_space_growth(&space, GRANULE), TMS_MAX_SPACE_RANGE_BYTES);
     assert_int_equal(tms_space_growth(&space, 2 * TMS_SPACE_ALONE_BYTES), 2 * TMS_SPACE_ALONE_BYTES);
 }
 
@@ -107,7 +107,7 @@ static void a_hole_is_used_again(void **state) {
     (void)state;
     tms_space_t space = {.reserved_bytes = 0};
     add(&space, 64 * MIB);
-    tms_piece_t *first = take(&space, 8 * MIB), *second = take(&space, 4 * MIB), *third = take(&space, 2 * MIB);
+    tms_span_t *first = take(&space, 8 * MIB), *second = take(&space, 4 * MIB), *third = take(&space, 2 * MIB);
     const uint64_t hole = second->begin;
     give_back(second);
     second = take(&space, 4 * MIB);
@@ -126,7 +126,7 @@ static void the_smallest_hole_that_fits_is_taken(void **state) {
     (void)state;
     tms_space_t space = {.reserved_bytes = 0};
     const uint64_t sizes[] = {12 * MIB, 2 * MIB, 8 * MIB, 2 * MIB, 40 * MIB};
-    tms_piece_t *pieces[5];
+    tms_span_t *pieces[5];
     add(&space, 64 * MIB);
     for (int i = 0; i < 5; i++) pieces[i] = take(&space, sizes[i]);
     for (int small_first = 0; small_first < 2; small_first++) {
@@ -145,22 +145,22 @@ static void random_operations(void **state) {
     (void)state;
     random_state = 27;
     tms_space_t space = {.reserved_bytes = 0};
-    tms_piece_t *pieces[PIECES] = {NULL};
+    tms_span_t *pieces[PIECES] = {NULL};
     uint64_t most = 0, used = 0;
     for (int i = 0; i < OPERATIONS; i++) {
         uint32_t slot = random_below(PIECES);
         const uint64_t steps = space.steps;
         if (pieces[slot]) {
-            used -= tms_piece_bytes(pieces[slot]);
+            used -= tms_span_bytes(pieces[slot]);
             give_back(pieces[slot]);
             pieces[slot] = NULL;
         } else {
             pieces[slot] = take(&space, GRANULE * (1 + random_below(random_below(4) ? 10 : 200)));
-            used += tms_piece_bytes(pieces[slot]);
+            used += tms_span_bytes(pieces[slot]);
             (void)check_range(pieces[slot]->range);
         }
         if (used > most) most = used;
-        assert_true(space.steps - steps <= 3 * COMPARED_MOST); /* two looks for room, and a take */
+        assert_true(space.steps - steps <= 3 * MAX_COMPARED); /* two looks for room, and a take */
     }
     for (uint32_t i = 0; i < PIECES; i++) {
         if (pieces[i]) give_back(pieces[i]);
@@ -173,7 +173,7 @@ static void backed_pieces_are_apart(void **state) {
     (void)state;
     int memory, other;
     tms_space_t space = {.reserved_bytes = 0};
-    tms_piece_t *pieces[6];
+    tms_span_t *pieces[6];
     add(&space, 12 * MIB);
     for (int i = 0; i < 6; i++) pieces[i] = take(&space, 2 * MIB);
     tms_range_t *range = pieces[0]->range;
@@ -185,7 +185,7 @@ static void backed_pieces_are_apart(void **state) {
     assert_int_equal(check_range(range), 4 * MIB);
     assert_null(tms_space_take_backed(&space, 6 * MIB, &space));
     assert_false(tms_space_has_room(&space, 4 * MIB));
-    tms_piece_t *taken = tms_space_take_backed(&space, 4 * MIB, &space);
+    tms_span_t *taken = tms_space_take_backed(&space, 4 * MIB, &space);
     assert_int_equal(taken->begin, range->node.begin);
     assert_ptr_equal(taken->backing, &memory);
     taken->backing = NULL;
@@ -208,7 +208,7 @@ static void nobody_gets_a_held_piece(void **state) {
     int memory;
     tms_space_t space = {.reserved_bytes = 0};
     add(&space, 8 * MIB);
-    tms_piece_t *first = take(&space, 2 * MIB), *second = take(&space, 2 * MIB), *third = take(&space, 4 * MIB);
+    tms_span_t *first = take(&space, 2 * MIB), *second = take(&space, 2 * MIB), *third = take(&space, 4 * MIB);
     tms_range_t *range = first->range;
     tms_space_give_back(first, &memory, LISTED);
     tms_space_hold(first, third->end);
@@ -218,7 +218,7 @@ static void nobody_gets_a_held_piece(void **state) {
     assert_int_equal(space.backed_bytes, 4 * MIB);
     tms_space_settle(first, third->end);
     assert_int_equal(check_range(range), 4 * MIB);
-    tms_piece_t *again = tms_space_take_backed(&space, 4 * MIB, &space); /* both are one */
+    tms_span_t *again = tms_space_take_backed(&space, 4 * MIB, &space); /* both are one */
     assert_int_equal(again->begin, range->node.begin);
     again->backing = NULL;
     give_back(again);
@@ -232,7 +232,7 @@ static void many_spaces_of_one_piece(void **state) {
     uint64_t reserved = 0;
     for (int i = 0; i < SPACES; i++) {
         tms_space_t space = {.reserved_bytes = 0};
-        tms_piece_t *piece = take(&space, GRANULE);
+        tms_span_t *piece = take(&space, GRANULE);
         reserved += space.reserved_bytes;
         give_back(piece);
     }

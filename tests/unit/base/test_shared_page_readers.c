@@ -8,7 +8,7 @@
 
 #include "own_process.h"
 
-enum { ROWS = 8, MOST_WRITES = 2000000, LEAST_READS = 500, LEAST_CHANGES = 250, LONGEST_GAP = 8192 };
+enum { ROWS = 8, MAX_WRITES = 2000000, LEAST_READS = 500, LEAST_CHANGES = 250, LONGEST_GAP = 8192 };
 
 /* In memory that processes share. */
 typedef struct meeting {
@@ -43,7 +43,7 @@ static bool read_whole_pages(void) {
 /* Writes with gaps of different lengths, in some of which a reader can copy the page. */
 static void *write_on(void *unused) {
     (void)unused;
-    for (uint64_t i = 1; i <= MOST_WRITES && !atomic_load(&meeting->read_enough); i++) {
+    for (uint64_t i = 1; i <= MAX_WRITES && !atomic_load(&meeting->read_enough); i++) {
         for (tms_shared_row_t row = 1; row <= ROWS; row++)
             tms_shared_page_change(&page, row, &(tms_shared_page_change_t){.resident_bytes = 1, .paused_bytes = UINT64_MAX});
         tms_shared_page_count_call(

@@ -123,12 +123,12 @@ static tms_status_t move_any(worker_t *worker, tms_report_t *report, tms_error_t
     if (way < 2) {
         selection.has_backup = choose(worker, 3) == 0;
         selection.backup = selection.has_backup ? choices[choose(worker, 3)] : TMS_BACKUP_NONE;
-        return tms_pause_run(saver, &selection, report, error);
+        return tms_pause_perform(saver, &selection, report, error);
     }
     selection.host_policy = choose(worker, TMS_HOST_RETAIN + 1);
     if (way == 2) return resume_behind(worker, &selection, report, error);
     selection.exclusive = choose(worker, 2);
-    return tms_resume_run(saver, &selection, report, error);
+    return tms_resume_perform(saver, &selection, report, error);
 }
 
 static void *pause_and_resume(void *argument) {

@@ -198,7 +198,7 @@ static void an_attempt_without_an_answer_of_the_driver_keeps_the_last(void **sta
     tms_wait_t cancelled;
     const uint64_t damaged = allocate_one_damaged(f);
     tms_wait_begin(&cancelled, cancel, NULL, 0);
-    assert_int_equal(tms_wait_ask(&cancelled, &(tms_error_context_t){.operation = "test"}, &error), TMS_INTERRUPTED);
+    assert_int_equal(tms_wait_poll_now(&cancelled, &(tms_error_context_t){.operation = "test"}, &error), TMS_INTERRUPTED);
     tms_reclaim_within(&f->saver, &cancelled);
     assert_int_equal(state_of(f, damaged), TMS_SEGMENT_DAMAGED);
     assert_int_equal(last_repair(f).status, TMS_INTERRUPTED);

@@ -122,9 +122,9 @@ static void pause_and_resume(life_t *life) {
     tms_report_t report;
     /* Cancellable: the wait is on another thread, and copies are in chunks with events between them. */
     const tms_selection_t all = {.exclusive = 1, .interrupted = never};
-    (void)succeeds(life, tms_pause_run(&life->fixture.saver, &all, &report, &error), &error);
+    (void)succeeds(life, tms_pause_perform(&life->fixture.saver, &all, &report, &error), &error);
     look(life);
-    (void)succeeds(life, tms_resume_run(&life->fixture.saver, &all, &report, &error), &error);
+    (void)succeeds(life, tms_resume_perform(&life->fixture.saver, &all, &report, &error), &error);
     look(life);
 }
 

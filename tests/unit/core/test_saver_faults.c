@@ -29,13 +29,13 @@ int fallocate(int fd, int mode, off_t offset, off_t bytes) {
 
 /* ---- the driver ---- */
 
-static size_t told_granularity;
+static size_t reported_granularity;
 static bool is_lying;
 
 static CUresult tell_granularity(size_t *granularity, const CUmemAllocationProp *properties,
                                  CUmemAllocationGranularity_flags option) {
     (void)properties, (void)option;
-    *granularity = is_lying ? told_granularity : TMS_SIM_GRANULARITY;
+    *granularity = is_lying ? reported_granularity : TMS_SIM_GRANULARITY;
     return CUDA_SUCCESS;
 }
 
@@ -55,8 +55,8 @@ static void an_invalid_granularity_is_refused(void **state) {
         char number[32];
         tms_error_t error;
         const tms_device_table_t *table = NULL;
-        told_granularity = nonsense[i];
-        snprintf(number, sizeof number, "%zu bytes", told_granularity);
+        reported_granularity = nonsense[i];
+        snprintf(number, sizeof number, "%zu bytes", reported_granularity);
         assert_int_equal(tms_devices_load(&devices, NULL, &table, &CONTEXT, &error), TMS_DRIVER);
         assert_null(table);
         assert_int_equal(error.device, 0);

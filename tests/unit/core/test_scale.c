@@ -188,7 +188,7 @@ static void a_search_queries_each_owner_once(void **state) {
     uint64_t calls[2];
     for (int i = 0; i < 2; i++) {
         allocate_some(f, i == 0 ? 2 : SEGMENTS - 2, 1);
-        f->saver.peers = (tms_peer_looks_t){0}; /* a search of everything */
+        f->saver.peers = (tms_peer_scans_t){0}; /* a search of everything */
         use_device(f, 1);
         simulator()->clear_counts();
         ASSERT_OK(tms_peers_refresh(&f->saver, &error), error);

@@ -66,14 +66,14 @@ static void a_tag_of_one_segment_reserves_no_more_than_twice_its_bytes(void **st
 /* The logarithm of their number, while ranges double, and then one for each 64 GiB. */
 static void one_tag_needs_few_ranges(void **state) {
     fixture_t *f = *state;
-    enum { RANGES_MOST = 24 };
+    enum { MAX_RANGES = 24 };
     tms_segment_t **segments = calloc(MANY, sizeof(void *));
     assert_non_null(segments);
     for (int i = 0; i < MANY; i++) {
         segments[i] = make_segment(f, "a");
         assert_true(reserved_bytes(f) <= 2 * (uint64_t)(i + 1) * SMALL);
     }
-    assert_true(simulator()->calls("cuMemAddressReserve") <= RANGES_MOST);
+    assert_true(simulator()->calls("cuMemAddressReserve") <= MAX_RANGES);
     assert_true(compared_pieces(f) <= (uint64_t)STEPS_A_SEGMENT * MANY);
     dispose_of_all(f, segments);
     free(segments);
@@ -95,7 +95,7 @@ static void runs_cost_as_much_as_their_number(void **state) {
     tms_report_t report;
     for (int i = 0; i < MANY; i++) publish_paused(f, make_segment(f, "a"));
     const uint64_t ranges = simulator()->calls("cuMemAddressReserve");
-    const uint64_t runs = MANY * SMALL / TMS_RUN_MOST_BYTES + 1 + ranges; /* each range may end with a small one */
+    const uint64_t runs = MANY * SMALL / TMS_MAX_RUN_BYTES + 1 + ranges; /* each range may end with a small one */
     for (int cycle = 0; cycle < 2; cycle++) {
         simulator()->clear_counts();
         uint64_t steps = f->saver.steps;

@@ -26,7 +26,7 @@ static void leave(void) {
 }
 
 static uint64_t begin(fixture_t *f, CUstream stream) {
-    tms_capture_begun_t begun;
+    tms_capture_start_t begun;
     tms_error_t error;
     ASSERT_OK(tms_captures_begin_on(&f->saver, stream, &begun, &error), error);
     assert_false(begun.must_not_begin);
@@ -104,7 +104,7 @@ static tms_status_t free_and_pause_on_another_thread(fixture_t *f) {
 static void a_stream_is_not_queried_before_its_capture_has_begun(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    tms_capture_begun_t begun;
+    tms_capture_start_t begun;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     CUstream stream = enter();
     for (int again = 0; again < 2; again++) { /* the second time the end of the first was not seen */
@@ -129,7 +129,7 @@ static void a_stream_is_not_queried_before_its_capture_has_begun(void **state) {
 static void an_abandoned_begin_is_detected_by_its_thread(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    tms_capture_begun_t begun;
+    tms_capture_start_t begun;
     allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     CUstream stream = enter();
     ASSERT_OK(tms_captures_begin_on(&f->saver, stream, &begun, &error), error);

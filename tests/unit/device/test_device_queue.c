@@ -149,7 +149,7 @@ static void queue_up(const other_t *other, tms_device_mask_t devices) {
 }
 
 /* Waits until the other has looked at the queue again. */
-static void await_look(const other_t *other) {
+static void await_poll(const other_t *other) {
     CHECK(kill(other->process, SIGUSR2) == 0);
     expect(other, 'w');
 }
@@ -258,7 +258,7 @@ static void pass_who_is_stopped(void) {
     expect(&b, 'h');
     queue_up(&c, 1);
     CHECK(kill(a.process, SIGCONT) == 0);
-    await_look(&a);
+    await_poll(&a);
     tell(&b, 'r', 1);
     expect(&a, 'h');
     tell(&a, 'r', 1);
@@ -382,8 +382,8 @@ static void make_removed_tickets_again(void) {
     queue_up(&a, 1);
     queue_up(&b, 1);
     CHECK(tickets(true) == 2);
-    await_look(&b);
-    await_look(&a);
+    await_poll(&b);
+    await_poll(&a);
     queue_up(&c, 1);
     CHECK(tickets(false) == 3);
     tell(&h, 'r', 1);

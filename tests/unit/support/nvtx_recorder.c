@@ -29,12 +29,12 @@ int InitializeInjectionNvtx2(const void *(*get_export_table)(uint32_t)) {
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { RECORD_BYTES = 1 << 16, LINE_BYTES = 512, THREADS_MOST = 16, NAMES_MOST = 32, NAME_BYTES = 64 };
+enum { RECORD_BYTES = 1 << 16, LINE_BYTES = 512, MAX_THREADS = 16, MAX_NAMES = 32, NAME_BYTES = 64 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char record[RECORD_BYTES], taken[RECORD_BYTES];
 static size_t length, thread_count, taken_threads;
-static pid_t threads[THREADS_MOST];
+static pid_t threads[MAX_THREADS];
 
 static void append_to_file(pid_t thread, const char *line) {
     char path[LINE_BYTES], text[2 * LINE_BYTES];
@@ -60,7 +60,7 @@ __attribute__((format(printf, 1, 2))) static void note(const char *format, ...) 
     int size = snprintf(record + length, sizeof record - length, "%s\n", line);
     if ((size_t)size < sizeof record - length) length += (size_t)size;
     while (known < thread_count && threads[known] != thread) known++;
-    if (known == thread_count && thread_count < THREADS_MOST) threads[thread_count++] = thread;
+    if (known == thread_count && thread_count < MAX_THREADS) threads[thread_count++] = thread;
     pthread_mutex_unlock(&lock);
 }
 
@@ -76,11 +76,11 @@ static void note_event(const char *what, const nvtxEventAttributes_t *event) {
 
 /* A copy that stays, the same for equal names. */
 static const char *keep(const char *name) {
-    static char names[NAMES_MOST][NAME_BYTES];
+    static char names[MAX_NAMES][NAME_BYTES];
     size_t i = 0;
     pthread_mutex_lock(&lock);
-    while (i < NAMES_MOST && names[i][0] && strcmp(names[i], name) != 0) i++;
-    if (i == NAMES_MOST || strlen(name) >= NAME_BYTES) abort();
+    while (i < MAX_NAMES && names[i][0] && strcmp(names[i], name) != 0) i++;
+    if (i == MAX_NAMES || strlen(name) >= NAME_BYTES) abort();
     memcpy(names[i], name, strlen(name) + 1);
     pthread_mutex_unlock(&lock);
     return names[i];

@@ -170,22 +170,22 @@ static tms_selection_t selection_of(const char **tag) {
 
 tms_status_t pause_with_report(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error) {
     tms_selection_t selection = selection_of(&tag);
-    return tms_pause_run(&fixture->saver, &selection, report, error);
+    return tms_pause_perform(&fixture->saver, &selection, report, error);
 }
 
 tms_status_t resume_with_report(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error) {
     tms_selection_t selection = selection_of(&tag);
-    return tms_resume_run(&fixture->saver, &selection, report, error);
+    return tms_resume_perform(&fixture->saver, &selection, report, error);
 }
 
 tms_status_t pause_selected_with_report(fixture_t *fixture, const tms_selection_t *selection, tms_report_t *report,
                                         tms_error_t *error) {
-    return tms_pause_run(&fixture->saver, selection, report, error);
+    return tms_pause_perform(&fixture->saver, selection, report, error);
 }
 
 tms_status_t resume_selected_with_report(fixture_t *fixture, const tms_selection_t *selection, tms_report_t *report,
                                          tms_error_t *error) {
-    return tms_resume_run(&fixture->saver, selection, report, error);
+    return tms_resume_perform(&fixture->saver, selection, report, error);
 }
 
 tms_status_t pause_tag(fixture_t *fixture, const char *tag, tms_error_t *error) {

@@ -37,7 +37,7 @@ def test_the_sources_are_in_order(tool: ModuleType, capsys: pytest.CaptureFixtur
         "quiesced->quiesced_devices |= 1;",
         "tms_segment_t other = {.quiesced = {0}};",
         "unmap(tms_quiesced_without_users());",
-        "unmap(tms_quiesced_at_rest_or_lost(1));",
+        "unmap(tms_quiesced_idle_or_lost(1));",
         "driver->cuMemUnmap(address, size);",
         "TMS_DRIVER_CALL(driver, context, error, cuMemUnmap, address, size);",
     ],

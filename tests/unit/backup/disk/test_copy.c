@@ -93,7 +93,7 @@ static void contents_of_every_size_round_trip(void **state) {
                  {9 * BUFFER - 512, 8 * BUFFER},
                  {4 * BUFFER - 1, 256 * BUFFER},
                  {4 * BUFFER + 1, 16 * BUFFER},
-                 {2 * BUFFERS_MOST * BUFFER + 5, 256 * BUFFER}};
+                 {2 * MAX_BUFFERS * BUFFER + 5, 256 * BUFFER}};
     FOR_EACH_WAY(way) {
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) round_trip(f, way, sizes[i].bytes, sizes[i].chunk);
     }
@@ -181,9 +181,9 @@ static void many_files_share_one_ring(void **state) {
             /* The first file has four pieces: 4, 4, 8 and 8 buffers. */
             assert_int_equal(simulator()->calls("cuMemHostRegister"), 4);
             assert_int_equal(calls.maps, 4);
-            assert_int_equal(simulator()->calls("cuEventCreate"), BUFFERS_MOST);
+            assert_int_equal(simulator()->calls("cuEventCreate"), MAX_BUFFERS);
             assert_int_equal(calls.setups, way == BY_URING);
-            assert_int_equal(calls.threads, way == BY_URING ? 0 : TMS_DISK_WORKERS_MOST);
+            assert_int_equal(calls.threads, way == BY_URING ? 0 : TMS_MAX_DISK_WORKERS);
             assert_nothing_held();
             assert_int_equal(count_descriptors(), descriptors);
             for (uint32_t i = 0; saving && i < FILES; i++) tms_backup_commit(&backups[i], &f->saver.stores);
@@ -214,12 +214,12 @@ static void small_files_keep_the_disk_busy(void **state) {
             ASSERT_OK(saving ? tms_backup_save(&backups[i], &f->saver.stores, &copier, address, &CONTEXT, &error)
                              : tms_backup_load(&backups[i], &f->saver.stores, &copier, address, &CONTEXT, &error),
                       error);
-            if (i + 1 < IN_FLIGHT_MOST) assert_int_equal(calls.waits, 0);
+            if (i + 1 < MAX_IN_FLIGHT) assert_int_equal(calls.waits, 0);
         }
         ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
         tms_copier_close(&copier);
         assert_int_equal(calls.submits, SMALL);
-        if (calls.waits > 0) assert_true(calls.submits_before_wait >= IN_FLIGHT_MOST);
+        if (calls.waits > 0) assert_true(calls.submits_before_wait >= MAX_IN_FLIGHT);
         for (int i = 0; saving && i < SMALL; i++) tms_backup_commit(&backups[i], &f->saver.stores);
     }
     assert_filled(address, BUFFER, 1);

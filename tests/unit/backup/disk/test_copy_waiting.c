@@ -14,19 +14,19 @@ static void a_save_does_not_wait_for_its_writes(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_copier_t copier;
-    tms_backup_t backups[IN_FLIGHT_MOST];
+    tms_backup_t backups[MAX_IN_FLIGHT];
     set_way(f, BY_THREADS);
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, BUFFER);
     fill(address, BUFFER, 1);
-    for (int i = 0; i < IN_FLIGHT_MOST; i++) backups[i] = prepared(f, BUFFER);
+    for (int i = 0; i < MAX_IN_FLIGHT; i++) backups[i] = prepared(f, BUFFER);
     open_copier(f, &copier, NULL);
     close_gate();
-    for (int i = 0; i < IN_FLIGHT_MOST; i++)
+    for (int i = 0; i < MAX_IN_FLIGHT; i++)
         ASSERT_OK(tms_backup_save(&backups[i], &f->saver.stores, &copier, address, &CONTEXT, &error), error);
     open_gate();
     ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
     tms_copier_close(&copier);
-    for (int i = 0; i < IN_FLIGHT_MOST; i++) {
+    for (int i = 0; i < MAX_IN_FLIGHT; i++) {
         tms_backup_commit(&backups[i], &f->saver.stores);
         assert_loads(f, &backups[i], address, 1);
         tms_backup_destroy(&backups[i], &f->saver.stores);
@@ -96,13 +96,13 @@ static watcher_t load_while_reads_wait(fixture_t *f, int unpiped, int piped) {
 /* The disk has requests in flight as long as there is a free buffer. */
 static void reads_do_not_wait_for_a_late_read(void **state) {
     if (!has_way(BY_URING)) skip();
-    assert_int_equal(load_while_reads_wait(*state, 0, 1).submits, AHEAD_MOST);
+    assert_int_equal(load_while_reads_wait(*state, 0, 1).submits, MAX_AHEAD);
 }
 
 static void completed_reads_proceed_while_the_disk_is_stalled(void **state) {
     if (!has_way(BY_URING)) skip();
     watcher_t watcher = load_while_reads_wait(*state, 1, NEVER);
-    assert_int_equal(watcher.submits, 1 + IN_FLIGHT_MOST);
+    assert_int_equal(watcher.submits, 1 + MAX_IN_FLIGHT);
     assert_int_equal(watcher.on_device, 1);
 }
 
@@ -111,7 +111,7 @@ static void device_buffers_are_reused_early(void **state) {
     enum { READ = 6, WITH_DEVICE = 2 };
     if (!has_way(BY_URING)) skip();
     watcher_t watcher = load_while_reads_wait(*state, READ, NEVER);
-    assert_int_equal(watcher.submits, READ + IN_FLIGHT_MOST);
+    assert_int_equal(watcher.submits, READ + MAX_IN_FLIGHT);
     assert_int_equal(watcher.on_device, READ);
     assert_int_equal(watcher.off_device, READ - WITH_DEVICE);
 }
@@ -148,7 +148,7 @@ typedef struct asker {
 /* The disk is stalled until the callback asks whether to cancel. */
 static int32_t stop_and_release(void *context) {
     asker_t *asker = context;
-    const char bytes[IN_FLIGHT_MOST] = {0};
+    const char bytes[MAX_IN_FLIGHT] = {0};
     asker->asked++;
     if (asker->release >= 0) assert_int_equal(write(asker->release, bytes, sizeof bytes), sizeof bytes);
     open_gate();
@@ -183,9 +183,9 @@ static void a_call_is_cancelled_while_the_disk_is_stalled(void **state) {
             assert_int_equal(status, TMS_INTERRUPTED);
             assert_int_equal(asker.asked, 1);
             assert_int_equal(tms_copier_wait(&copier, &CONTEXT, &error), TMS_INTERRUPTED);
-            if (saving) assert_true(simulator()->calls("cuMemcpyDtoHAsync") <= BUFFERS_MOST);
+            if (saving) assert_true(simulator()->calls("cuMemcpyDtoHAsync") <= MAX_BUFFERS);
             if (!saving) assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), 0);
-            if (!saving && way == BY_URING) assert_int_equal(calls.submits, IN_FLIGHT_MOST);
+            if (!saving && way == BY_URING) assert_int_equal(calls.submits, MAX_IN_FLIGHT);
             tms_copier_close(&copier);
             fault.pipe_end = -1;
             /* Unpinning would wait for all work on the device. */

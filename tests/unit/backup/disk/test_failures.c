@@ -105,12 +105,12 @@ static void the_threads_that_could_be_started_copy(void **state) {
     fixture_t *f = *state;
     char logged[TEXT_BYTES];
     uint64_t address = allocate_filled(f, 5);
-    for (int threads = 0; threads <= TMS_DISK_WORKERS_MOST; threads++) {
+    for (int threads = 0; threads <= TMS_MAX_DISK_WORKERS; threads++) {
         set_way(f, BY_THREADS);
         /* Counted over both calls: the load gets the threads that the save has left. */
         fault.threads_after = threads;
         assert_works(f, address, 5, logged);
-        assert_logged(logged, threads == TMS_DISK_WORKERS_MOST ? 1 : 2, "pthread_create failed");
+        assert_logged(logged, threads == TMS_MAX_DISK_WORKERS ? 1 : 2, "pthread_create failed");
     }
 }
 

@@ -195,7 +195,7 @@ static void closing_waits_for_requests_in_flight(void **state) {
     tms_copier_close(&copier);
     assert_true(calls.waits > 0);
     assert_int_equal(ioctl(ends[0], FIONREAD, &left), 0);
-    assert_int_equal(left, IN_FLIGHT_MOST - submits); /* each has read its byte */
+    assert_int_equal(left, MAX_IN_FLIGHT - submits); /* each has read its byte */
     assert_nothing_held();
     close(ends[0]);
     close(ends[1]);

@@ -9,7 +9,7 @@
 
 /* ---- what they cover ---- */
 
-static bool is_available(const tms_host_piece_t *piece) { return piece->open && piece->state == TMS_PIECE_USABLE; }
+static bool is_available(const tms_host_chunk_t *piece) { return piece->open && piece->state == TMS_PIECE_USABLE; }
 
 static bool has_buffer(const struct tms_host_block *block, uint64_t offset) {
     for (const tms_host_buffer_t *buffer = block->first; buffer; buffer = buffer->next) {

@@ -60,7 +60,7 @@ static void it_is_the_multilinear_function(void **state) {
     assert_int_equal(TMS_SHARED_NAME_INPUT, 514);
     assert_defined(1, TMS_OBJECT_BYTES_LEAST);
     assert_defined(2, TMS_FINGERPRINT_CHUNK_BYTES + 16);
-    assert_defined(TMS_SHARED_OBJECT_CHUNKS, TMS_OBJECT_BYTES_MOST);
+    assert_defined(TMS_SHARED_OBJECT_CHUNKS, TMS_MAX_OBJECT_BYTES);
     assert_defined(1, (UINT64_C(1) << 40) + 5); /* both words of the length count */
 }
 
@@ -78,11 +78,11 @@ static void the_key_is_a_part_of_each_word(void **state) {
 
 static void every_word_of_the_contents_counts(void **state) {
     (void)state;
-    const tms_shared_name_t before = tms_shared_name(key, fingerprints, TMS_SHARED_OBJECT_CHUNKS, TMS_OBJECT_BYTES_MOST);
+    const tms_shared_name_t before = tms_shared_name(key, fingerprints, TMS_SHARED_OBJECT_CHUNKS, TMS_MAX_OBJECT_BYTES);
     for (size_t i = 0; i < TMS_SHARED_OBJECT_CHUNKS; i++) {
         for (size_t word = 0; word < TMS_FINGERPRINT_WORDS; word++) {
             fingerprints[i].words[word] ^= 1;
-            tms_shared_name_t after = tms_shared_name(key, fingerprints, TMS_SHARED_OBJECT_CHUNKS, TMS_OBJECT_BYTES_MOST);
+            tms_shared_name_t after = tms_shared_name(key, fingerprints, TMS_SHARED_OBJECT_CHUNKS, TMS_MAX_OBJECT_BYTES);
             fingerprints[i].words[word] ^= 1;
             assert_string_not_equal(before.text, after.text);
         }

@@ -94,11 +94,11 @@ static void a_run_that_is_not_quiesced_stays_mapped(void **state) {
     reserve(f, &run, 2 * MIB);
     ASSERT_OK(tms_run_populate(&run, f->cuda, f->topology, 2, &CONTEXT, &error), error);
     simulator()->clear_counts();
-    assert_int_equal(tms_run_depopulate(&run, tms_quiesced_at_rest_or_lost(1), f->cuda, &CONTEXT, &error),
+    assert_int_equal(tms_run_depopulate(&run, tms_quiesced_idle_or_lost(1), f->cuda, &CONTEXT, &error),
                      TMS_INVALID_STATE); /* device 1 has access */
     assert_true(run.mapped && run.has_handle);
     assert_int_equal(simulator()->calls("cuMemUnmap"), 0);
-    ASSERT_OK(tms_run_depopulate(&run, tms_quiesced_at_rest_or_lost(3), f->cuda, &CONTEXT, &error), error);
+    ASSERT_OK(tms_run_depopulate(&run, tms_quiesced_idle_or_lost(3), f->cuda, &CONTEXT, &error), error);
     unreserve(f, &run);
 }
 

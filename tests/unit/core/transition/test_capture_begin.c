@@ -81,7 +81,7 @@ typedef struct needy {
 static void *begin_capture_on(void *argument) {
     other_t *other = argument;
     int stream = 0; /* any unique address serves as a stream */
-    tms_capture_begun_t begun;
+    tms_capture_start_t begun;
     other->status = tms_captures_begin_on(&other->fixture->saver, &stream, &begun, &other->error);
     other->must_not_begin = begun.must_not_begin;
     return NULL;

@@ -520,7 +520,7 @@ static void a_kernel_that_writes_nothing_does_not_hide_a_change(void **state) {
 /* Writes of random sizes at random places between pauses, some of which fail, and live sets that change now and then. */
 static void every_byte_comes_back_after_random_writes(void **state) {
     fixture_t *f = *state;
-    enum { SEGMENTS = 3, CYCLES = 600, MOST_WRITES = 4 };
+    enum { SEGMENTS = 3, CYCLES = 600, MAX_WRITES = 4 };
     const char *text = getenv("TMS_TEST_CYCLES");
     const int cycles = text ? atoi(text) : CYCLES;
     static const uint64_t sizes[SEGMENTS] = {TMS_FINGERPRINT_CHUNK_BYTES * 2 + 12345, 70000, TMS_FINGERPRINT_CHUNK_BYTES};
@@ -538,7 +538,7 @@ static void every_byte_comes_back_after_random_writes(void **state) {
     for (int cycle = 0; cycle < cycles; cycle++) {
         tms_error_t error;
         tms_report_t report;
-        for (int n = rand_r(&seed) % (MOST_WRITES + 1); n > 0; n--) {
+        for (int n = rand_r(&seed) % (MAX_WRITES + 1); n > 0; n--) {
             const int i = rand_r(&seed) % SEGMENTS;
             const uint64_t offset = (uint64_t)rand_r(&seed) % sizes[i], left = sizes[i] - offset;
             const uint64_t bytes = 1 + (uint64_t)rand_r(&seed) % (rand_r(&seed) % 2 ? left : left < 64 ? left : 64);

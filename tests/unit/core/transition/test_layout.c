@@ -88,22 +88,22 @@ static void a_run_has_a_largest_size(void **state) {
     fixture_t *f = *state;
     enum { SEGMENTS = 8 };
     uint64_t at[SEGMENTS];
-    for (int i = 0; i < SEGMENTS; i++) at[i] = allocate(f, "a", TMS_BACKUP_NONE, TMS_RUN_MOST_BYTES * 3 / 8);
+    for (int i = 0; i < SEGMENTS; i++) at[i] = allocate(f, "a", TMS_BACKUP_NONE, TMS_MAX_RUN_BYTES * 3 / 8);
     const uint64_t handles = handles_of_cycle(f); /* ranges of 1, 1, 2 and 4; two segments fit into a run */
     assert_int_equal(handles, 1 + 1 + 1 + 2);
-    for (int i = 0; i < SEGMENTS; i++) assert_true(tms_run_bytes(run_at(f, at[i])) <= TMS_RUN_MOST_BYTES);
-    assert_int_equal(physical_bytes(0), 3 * TMS_RUN_MOST_BYTES);
+    for (int i = 0; i < SEGMENTS; i++) assert_true(tms_run_bytes(run_at(f, at[i])) <= TMS_MAX_RUN_BYTES);
+    assert_int_equal(physical_bytes(0), 3 * TMS_MAX_RUN_BYTES);
 }
 
 static void a_run_may_have_exactly_the_largest_size(void **state) {
     fixture_t *f = *state;
     enum { SEGMENTS = 4 };
     uint64_t first[SEGMENTS], at[SEGMENTS];
-    for (int i = 0; i < SEGMENTS; i++) first[i] = allocate(f, "a", TMS_BACKUP_NONE, TMS_RUN_MOST_BYTES / SEGMENTS);
-    for (int i = 0; i < SEGMENTS; i++) at[i] = allocate(f, "a", TMS_BACKUP_NONE, TMS_RUN_MOST_BYTES / SEGMENTS);
+    for (int i = 0; i < SEGMENTS; i++) first[i] = allocate(f, "a", TMS_BACKUP_NONE, TMS_MAX_RUN_BYTES / SEGMENTS);
+    for (int i = 0; i < SEGMENTS; i++) at[i] = allocate(f, "a", TMS_BACKUP_NONE, TMS_MAX_RUN_BYTES / SEGMENTS);
     for (int i = 0; i < SEGMENTS; i++) free_at(f, first[i]);
     assert_int_equal(handles_of_cycle(f), 1);
-    assert_int_equal(tms_run_bytes(run_at(f, at[0])), TMS_RUN_MOST_BYTES);
+    assert_int_equal(tms_run_bytes(run_at(f, at[0])), TMS_MAX_RUN_BYTES);
 }
 
 static void a_handle_of_its_own_was_asked_for(void **state) {

@@ -141,12 +141,12 @@ static void a_selection_of_several_tags(void **state) {
     uint64_t c = allocate(f, "c", TMS_BACKUP_NONE, 2 * MIB);
     const char *tags[] = {"a", "c"};
     tms_selection_t selection = {.tags = tags, .tag_count = 2};
-    ASSERT_OK(tms_pause_run(&f->saver, &selection, &report, &error), error);
+    ASSERT_OK(tms_pause_perform(&f->saver, &selection, &report, &error), error);
     assert_int_equal(state_of(f, a), TMS_SEGMENT_PAUSED);
     assert_int_equal(state_of(f, b), TMS_SEGMENT_ACTIVE);
     assert_int_equal(state_of(f, c), TMS_SEGMENT_PAUSED);
     selection.tag_count = 0; /* an empty selection is not "all" */
-    ASSERT_OK(tms_resume_run(&f->saver, &selection, &report, &error), error);
+    ASSERT_OK(tms_resume_perform(&f->saver, &selection, &report, &error), error);
     assert_int_equal(report.allocations, 0);
 }
 

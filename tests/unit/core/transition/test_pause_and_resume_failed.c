@@ -74,7 +74,7 @@ static void a_failed_resume_changes_nothing(void **state) {
     for (uint32_t i = 0; i < 4; i++) fill(addresses[i], 2 * MIB, i);
     const char *tags[] = {"a", "b", "c", "d"};
     tms_selection_t selection = {.tags = tags, .tag_count = 4};
-    ASSERT_OK(tms_pause_run(&f->saver, &selection, NULL, &error), error);
+    ASSERT_OK(tms_pause_perform(&f->saver, &selection, NULL, &error), error);
     fill(active, 2 * MIB, 99);
     const struct {
         const char *call;

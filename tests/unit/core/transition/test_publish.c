@@ -161,7 +161,7 @@ static void pieces_that_cannot_be_objects_are_refused(void **state) {
     elsewhere.device = 1;
     const tms_shared_piece_t wrong[] = {piece_at(address, TMS_OBJECT_BYTES_LEAST - 16),
                                         piece_at(address, BYTES + 8),
-                                        piece_at(address, TMS_OBJECT_BYTES_MOST + 16),
+                                        piece_at(address, TMS_MAX_OBJECT_BYTES + 16),
                                         piece_at(0, BYTES),
                                         piece_at(address + 8, BYTES),
                                         elsewhere};
@@ -287,7 +287,8 @@ static void an_object_of_a_stopped_writer_is_not_published(void **state) {
     assert_int_equal(claim.state, TMS_SHARED_CLAIMED);
     store_of(f)->patience = INT_MAX;
     const tms_selection_t cancelled = {.interrupted = stop};
-    assert_int_equal(tms_publish_run(&f->saver, &cancelled, &piece, 1, "name", contents, &written, &error), TMS_INTERRUPTED);
+    assert_int_equal(tms_publish_perform(&f->saver, &cancelled, &piece, 1, "name", contents, &written, &error),
+                     TMS_INTERRUPTED);
     store_of(f)->patience = 0;
     assert_int_equal(publish(f, "name", &piece, 1, &written, &error), TMS_BACKUP_IO);
     assert_non_null(strstr(error.message, again.text));

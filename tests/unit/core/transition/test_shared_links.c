@@ -99,7 +99,7 @@ static void publish(fixture_t *f, uint64_t address) {
     const tms_shared_piece_t piece = {.address = address, .bytes = BYTES};
     tms_error_t error;
     uint64_t written;
-    ASSERT_OK(tms_publish_run(&f->saver, &selection, &piece, 1, "name", "{}", &written, &error), error);
+    ASSERT_OK(tms_publish_perform(&f->saver, &selection, &piece, 1, "name", "{}", &written, &error), error);
 }
 
 /* The one that a publication has replaced. */

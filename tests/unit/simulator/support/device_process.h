@@ -17,7 +17,7 @@
 #include "simulated_cuda.h"
 #include "simulator/operators/channel.h"
 
-enum { MOST_PLACES = 8, REQUEST_BYTES = 128 };
+enum { MAX_PLACES = 8, REQUEST_BYTES = 128 };
 
 /* The received requests. Read with `looked_at` only while no request is in flight. */
 typedef struct device_process {
@@ -27,8 +27,8 @@ typedef struct device_process {
     pthread_mutex_t lock;
     unsigned requests, files;
     uint64_t last_file;
-    uint64_t last_number;                    /* of the last request */
-    sim_placement_t placements[MOST_PLACES]; /* of the last request */
+    uint64_t last_number;                   /* of the last request */
+    sim_placement_t placements[MAX_PLACES]; /* of the last request */
     uint32_t place_count;
 } device_process_t;
 
@@ -64,7 +64,7 @@ static uint32_t do_request(const char *request) {
 
 static bool answer_request(device_process_t *process, const sim_message_t *message) {
     char request[REQUEST_BYTES] = "";
-    bool whole = message->count <= MOST_PLACES && message->bytes < sizeof request;
+    bool whole = message->count <= MAX_PLACES && message->bytes < sizeof request;
     pthread_mutex_lock(&process->lock);
     whole = whole && receive_bytes(process->socket, process->placements, message->count * sizeof *process->placements) &&
             receive_bytes(process->socket, request, message->bytes);

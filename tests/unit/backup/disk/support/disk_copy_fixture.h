@@ -23,9 +23,9 @@
 
 enum {
     PATH_BYTES = 512,
-    IN_FLIGHT_MOST = 16,
-    AHEAD_MOST = 22,
-    BUFFERS_MOST = 24,
+    MAX_IN_FLIGHT = 16,
+    MAX_AHEAD = 22,
+    MAX_BUFFERS = 24,
     BUFFER = 512 << 10,
     ALIGNMENT = 4096,
     NEVER = 1 << 30
@@ -136,7 +136,7 @@ long syscall(long number, ...) {
         calls.submits++;
     } else if (number == __NR_io_uring_enter) {
         if (calls.waits++ == 0) calls.submits_before_wait = calls.submits;
-        const char bytes[IN_FLIGHT_MOST] = {0};
+        const char bytes[MAX_IN_FLIGHT] = {0};
         if (fault.release >= 0 && calls.waits == 1)
             assert_int_equal(write(fault.release, bytes, sizeof bytes), sizeof bytes);
         if (fault.wait_error) return refuse(fault.wait_error);

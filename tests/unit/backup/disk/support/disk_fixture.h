@@ -17,8 +17,8 @@
 #include "backup/disk/disk.h"
 #include "backup/disk/types.h"
 
-#define MIB           ((uint64_t)1 << 20)
-#define MOST_RESERVED (256 * MIB)
+#define MIB          ((uint64_t)1 << 20)
+#define MAX_RESERVED (256 * MIB)
 enum { PATH_BYTES = 512 };
 
 static const tms_error_context_t context = {.operation = "pause", .device = 0, .bytes = MIB, .tag = "weights"};
@@ -60,7 +60,7 @@ int fallocate(int fd, int mode, off_t offset, off_t bytes) {
     if (interrupted()) return -1;
     if (fault.fallocate_error) return refuse(fault.fallocate_error);
     fault.reserved += (uint64_t)bytes;
-    if (fault.reserved > MOST_RESERVED) return refuse(ENOSPC); /* no test may fill the disk of its machine */
+    if (fault.reserved > MAX_RESERVED) return refuse(ENOSPC); /* no test may fill the disk of its machine */
     return (int)syscall(SYS_fallocate, fd, mode, offset, bytes);
 }
 

@@ -10,7 +10,7 @@
 
 #include "changes.h"
 
-enum { NAMES_MOST = 64 };
+enum { MAX_NAMES = 64 };
 
 typedef struct named {
     tms_fingerprint_t name;
@@ -21,7 +21,7 @@ typedef struct named {
 typedef struct named_store {
     tms_fingerprinter_t *fingerprinter;
     const tms_fingerprint_key_t *key; /* set by the next `begin`, unless NULL */
-    named_t names[NAMES_MOST];
+    named_t names[MAX_NAMES];
     int count;
     int planned, planned_with_fingerprints; /* calls of plan with contents */
     tms_status_t fails_in_begin, fails_in_plan;
@@ -126,7 +126,7 @@ static void remember(const tms_backup_t *backup, const copy_t *copy) {
         const tms_extent_t *extent = &backup->planned.extents[i];
         const tms_fingerprint_t *name = name_of(backup, extent);
         if (!tms_extent_is_object(extent) || find_name(name, extent->bytes)) continue;
-        assert_true(named.count < NAMES_MOST);
+        assert_true(named.count < MAX_NAMES);
         named_t *made = &named.names[named.count++];
         *made = (named_t){.name = *name, .bytes = extent->bytes, .data = malloc(extent->bytes)};
         assert_non_null(made->data);

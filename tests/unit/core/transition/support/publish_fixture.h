@@ -9,7 +9,7 @@
 #include "core/transition/adopt.h"
 #include "core/transition/publish.h"
 
-enum { PIECES_MOST = 8, MANIFEST_BYTES = 4096 };
+enum { MAX_PIECES = 8, MANIFEST_BYTES = 4096 };
 static const char contents[] = "{\"format\": 1}";
 
 static inline tms_shared_piece_t piece_at(uint64_t address, uint64_t bytes) {
@@ -19,7 +19,7 @@ static inline tms_shared_piece_t piece_at(uint64_t address, uint64_t bytes) {
 static inline tms_status_t publish(fixture_t *f, const char *name, const tms_shared_piece_t *pieces, size_t count,
                                    uint64_t *written, tms_error_t *error) {
     const tms_selection_t selection = {0};
-    return tms_publish_run(&f->saver, &selection, pieces, count, name, contents, written, error);
+    return tms_publish_perform(&f->saver, &selection, pieces, count, name, contents, written, error);
 }
 
 static inline void publish_one(fixture_t *f, const char *name, uint64_t address, uint64_t expected) {
@@ -33,7 +33,7 @@ static inline void publish_one(fixture_t *f, const char *name, uint64_t address,
 static inline tms_status_t adopt(fixture_t *f, const tms_shared_piece_t *pieces, size_t count, const char *names,
                                  size_t *missing, tms_error_t *error) {
     const tms_selection_t selection = {0};
-    return tms_adopt_run(&f->saver, &selection, pieces, count, names, missing, error);
+    return tms_adopt_perform(&f->saver, &selection, pieces, count, names, missing, error);
 }
 
 static inline void adopt_all(fixture_t *f, const tms_shared_piece_t *pieces, size_t count, const char *names) {
@@ -45,7 +45,7 @@ static inline void adopt_all(fixture_t *f, const tms_shared_piece_t *pieces, siz
 
 /* The names of the objects in the manifest of a published name, one behind the other. */
 static inline const char *objects_of(const char *name) {
-    static char text[MANIFEST_BYTES], names[PIECES_MOST * TMS_OBJECT_NAME_DIGITS + 1];
+    static char text[MANIFEST_BYTES], names[MAX_PIECES * TMS_OBJECT_NAME_DIGITS + 1];
     char path[2 * PATH_BYTES], *at = text + strlen("{\"objects\":[");
     snprintf(path, sizeof path, "%s/names/%s/manifest.json", folder, name);
     const int fd = open(path, O_RDONLY);

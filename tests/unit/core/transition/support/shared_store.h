@@ -15,7 +15,7 @@
 
 #include "backup/shared/registrar.h"
 
-enum { PATH_BYTES = 320, NAMES_MOST = 16, TEXT_BYTES = 16384 };
+enum { PATH_BYTES = 320, MAX_NAMES = 16, TEXT_BYTES = 16384 };
 #define KEPT TMS_BACKUP_SHARED
 
 static char parent[] = "/dev/shm/tms-test-shared-XXXXXX", folder[PATH_BYTES];
@@ -48,7 +48,7 @@ static inline int end(void **state) {
 
 typedef struct listing {
     size_t count;
-    char names[NAMES_MOST][NAME_MAX + 1];
+    char names[MAX_NAMES][NAME_MAX + 1];
 } listing_t;
 
 static inline int by_name(const void *one, const void *other) { return strcmp(one, other); }
@@ -60,7 +60,7 @@ static inline listing_t list(const char *part) {
     DIR *directory = opendir(path);
     for (const struct dirent *entry; directory && (entry = readdir(directory));) {
         if (entry->d_name[0] == '.') continue;
-        assert_true(found.count < NAMES_MOST);
+        assert_true(found.count < MAX_NAMES);
         snprintf(found.names[found.count++], NAME_MAX + 1, "%s", entry->d_name);
     }
     if (directory) closedir(directory);
