@@ -90,8 +90,8 @@ _POOLS = (
     Mutant(
         "a-signal-during-a-leave-goes-on-at-once",
         "csrc/python/scope.c",
-        "enum { MOST_ATTEMPTS = 100 };",
-        "enum { MOST_ATTEMPTS = 1 };",
+        "enum { MAX_ATTEMPTS = 100 };",
+        "enum { MAX_ATTEMPTS = 1 };",
         (_TESTS + "torch/test_interrupted_regions.py::test_a_region",),
     ),
     Mutant(

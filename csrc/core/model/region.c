@@ -9,8 +9,8 @@ typedef struct region_stack {
     int depth;
     tms_region_t entry[TMS_REGION_MAX_DEPTH + 1]; /* [0]: the initial settings */
     uint64_t id[TMS_REGION_MAX_DEPTH + 1];        /* of each entry; [0]: 0 */
-    uint64_t
-        ended_from[TMS_REGION_MAX_DEPTH + 1]; /* it ends when its tag's following_ended reaches this; UINT64_MAX: never */
+    /* An entry has ended once its tag's following_ended has reached this number. UINT64_MAX: it never ends. */
+    uint64_t ended_from[TMS_REGION_MAX_DEPTH + 1];
 } region_stack_t;
 
 static _Thread_local region_stack_t thread_stack;
@@ -57,8 +57,8 @@ static bool was_left_on_other_thread(const tms_region_defaults_t *defaults, uint
     return false;
 }
 
-/* Innermost regions that another thread has left are removed. Those below a region of this thread are
- * removed when that region ends. */
+/* Innermost regions that another thread has left are removed. Those below a region of this thread are removed when that
+ * region ends. */
 static region_stack_t *stack_of_thread(const tms_region_defaults_t *defaults) {
     region_stack_t *stack = &thread_stack;
     if (__builtin_expect(stack->owner != defaults, 0)) {

@@ -37,7 +37,7 @@ typedef struct shortage {
     uint64_t needed, free, missing;
 } shortage_t;
 
-typedef struct patience {
+typedef struct backoff {
     double delay; /* seconds */
     uint32_t random;
 } backoff_t;
