@@ -51,7 +51,7 @@ _FORBIDDEN = {
     "the raw memory of one": re.compile(r"\bmem(?:set|cpy|move)\([^;]*\bquiesced\b"),
     "a designated initialiser": re.compile(r"\.quiesced\s*=\s*\{"),
 }
-_MAKER = re.compile(r"\b(tms_quiesced_(?:without_users|by_program|at_rest_or_lost))\(")
+_MAKER = re.compile(r"\b(tms_quiesced_(?:without_users|by_program|idle_or_lost))\(")
 _FUNCTION = re.compile(r"^\w[^;{}()]*?\b(\w+)\([^;{}]*\)\s*\{", re.MULTILINE)
 
 
