@@ -88,8 +88,8 @@ void forget_mapped(uintptr_t begin, uintptr_t end);
 /* Threads of watched objects: 1 when one begins, -1 when it has ended. */
 void count_thread(int change);
 
-/* The clock of the watched objects, CLOCK_MONOTONIC, is ahead of the system's by the seconds that have passed for them alone:
- * one whenever a test waits for their threads, so that it does not sleep where they wait for a quiet moment. */
+/* The clock of the watched objects, CLOCK_MONOTONIC, is ahead of the system's by the seconds that have passed for them
+ * alone: one whenever a test waits for their threads, so that it does not sleep where they wait for a quiet moment. */
 bool in_watched_object(const void *address);
 long seconds_ahead(void);
 

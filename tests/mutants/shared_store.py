@@ -380,7 +380,8 @@ MUTANTS = (
     Mutant(
         "a-resume-gives-up-the-links",
         _OPERATIONS,
-        "    tms_shared_contents_want_registration(store, kept, false);\n    tms_shared_contents_drop_private(kept, policy);",
+        "    tms_shared_contents_want_registration(store, kept, false);\n"
+        "    tms_shared_contents_drop_private(kept, policy);",
         "    drop(store, &slot->kept);",
         (_TEST_SHARED, _TEST_REPLICAS),
     ),
