@@ -345,8 +345,8 @@ class _ClaimedPools(SingleUseScope):
         self.pools: list[Pool] = []
 
     def _begin(self) -> None:
-        with contextlib.suppress(IndexError):  # it is empty
-            while True:
+        with contextlib.suppress(IndexError):  # another thread has taken the last one since
+            while self._shared:
                 _core.move(self._shared, self.pools, 0)
 
     def _end(self) -> None:
