@@ -14,12 +14,12 @@ uint64_t tms_fingerprints_count(const tms_backup_content_t *content) {
     tms_extent_t whole;
     size_t count;
     const tms_extent_t *extents = tms_backup_extents(content, &whole, &count);
-    uint64_t pieces = 0;
+    uint64_t chunks = 0;
     for (size_t i = 0; i < count; i++) {
         const uint64_t bytes = extents[i].offset % TMS_FINGERPRINT_VECTOR_BYTES + extents[i].bytes;
-        pieces += (bytes + TMS_FINGERPRINT_CHUNK_BYTES - 1) / TMS_FINGERPRINT_CHUNK_BYTES;
+        chunks += (bytes + TMS_FINGERPRINT_CHUNK_BYTES - 1) / TMS_FINGERPRINT_CHUNK_BYTES;
     }
-    return pieces;
+    return chunks;
 }
 
 bool tms_fingerprints_renew(tms_fingerprints_t *fingerprints, const tms_fingerprint_t *values, uint64_t count,
@@ -52,14 +52,14 @@ bool tms_fingerprints_are_comparable(const tms_fingerprints_t *fingerprints) {
     return fingerprints->kept && fingerprints->fresh && fingerprints->kept_key == fingerprints->fresh_key;
 }
 
-/* Appends a piece, as a part of the extent before it if they are neighbours. */
-static void append(tms_backup_content_t *content, const tms_extent_t *piece) {
+/* Appends a chunk, as a part of the extent before it if they are neighbours. */
+static void append(tms_backup_content_t *content, const tms_extent_t *chunk) {
     tms_extent_t *last = content->extent_count > 0 ? &content->extents[content->extent_count - 1] : NULL;
-    if (last && last->offset + last->bytes == piece->offset && last->packed + last->bytes == piece->packed)
-        last->bytes += piece->bytes;
+    if (last && last->offset + last->bytes == chunk->offset && last->packed + last->bytes == chunk->packed)
+        last->bytes += chunk->bytes;
     else
-        content->extents[content->extent_count++] = *piece;
-    content->bytes += piece->bytes;
+        content->extents[content->extent_count++] = *chunk;
+    content->bytes += chunk->bytes;
 }
 
 /* Fills *wide with the part of `content` in the blocks of the backup that `changed` touches. *wide has room. */
@@ -90,19 +90,19 @@ static void widen(const tms_backup_content_t *content, const tms_backup_content_
 
 static tms_status_t find_changes(const tms_fingerprints_t *fingerprints, const tms_backup_content_t *content,
                                  tms_backup_content_t *changed, const tms_error_context_t *context, tms_error_t *error) {
-    tms_extent_t whole, piece;
+    tms_extent_t whole, chunk;
     size_t count;
     uint64_t index = 0;
-    const uint64_t pieces = tms_fingerprints_count(content);
+    const uint64_t chunks = tms_fingerprints_count(content);
     const tms_extent_t *extents = tms_backup_extents(content, &whole, &count);
     *changed = (tms_backup_content_t){.kind = content->kind};
     for (size_t i = 0; i < count; i++) {
-        for (uint64_t done = 0; done < extents[i].bytes; done += piece.bytes, index++) {
-            piece = tms_fingerprints_chunk(&extents[i], done);
+        for (uint64_t done = 0; done < extents[i].bytes; done += chunk.bytes, index++) {
+            chunk = tms_fingerprints_chunk(&extents[i], done);
             if (memcmp(&fingerprints->kept[index], &fingerprints->fresh[index], sizeof *fingerprints->kept) == 0) continue;
-            if (!changed->extents) changed->extents = calloc(pieces - index, sizeof *changed->extents);
+            if (!changed->extents) changed->extents = calloc(chunks - index, sizeof *changed->extents);
             if (!changed->extents) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
-            append(changed, &piece);
+            append(changed, &chunk);
         }
     }
     return TMS_OK;

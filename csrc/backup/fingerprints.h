@@ -1,6 +1,6 @@
 /* The fingerprints of a backup (include/tms_fingerprint.h), which show what has changed in the segment since it was saved.
  *
- * They belong to a layout of contents (content.h): one for each piece of at most TMS_FINGERPRINT_CHUNK_BYTES of each extent.
+ * They belong to a layout of contents (content.h): one for each chunk of at most TMS_FINGERPRINT_CHUNK_BYTES of each extent.
  * A backup has `kept` ones, of the contents that it holds, and during a pause `fresh` ones, of the contents now. After the
  * pause the fresh ones are kept. The kept ones are valid only while the backup is `saved`: a backup that was overwritten in
  * part has no contents, and the next pause copies all of it.
@@ -22,10 +22,10 @@ typedef struct tms_fingerprints {
     uint64_t kept_key, fresh_key; /* the number of keys that had been set when they were computed */
 } tms_fingerprints_t;
 
-/* The piece of an extent that begins `done` bytes after its start. All pieces but the first begin at a multiple of a vector.
+/* The chunk of an extent that begins `done` bytes after its start. All chunks but the first begin at a multiple of a vector.
  */
 tms_extent_t tms_fingerprints_chunk(const tms_extent_t *extent, uint64_t done);
-/* The number of pieces of a content. */
+/* The number of chunks of a content. */
 uint64_t tms_fingerprints_count(const tms_backup_content_t *content);
 
 /* The fresh ones become a copy of `values`, which have the key `key`. False if memory is short; then there are none. */

@@ -48,24 +48,24 @@ void tms_pass_add(tms_pass_t *pass, tms_backup_t *backup, const tms_backup_conte
         return;
     }
     pass->parts[pass->count++] = (tms_pass_part_t){
-        .backup = backup, .content = content, .address = address, .device = device, .first = kernel->pieces};
-    kernel->pieces += tms_fingerprints_count(content);
+        .backup = backup, .content = content, .address = address, .device = device, .first = kernel->chunks};
+    kernel->chunks += tms_fingerprints_count(content);
 }
 
 /* ---- the start ---- */
 
-/* The buffer of a kernel has the pieces, and then the results. It returns to the pool of host memory, so that not each
+/* The buffer of a kernel has the chunks, and then the results. It returns to the pool of host memory, so that not each
  * pause maps and pins one. */
 static tms_fingerprint_chunk_t *chunks_of(const tms_pass_kernel_t *kernel) { return kernel->buffer->memory; }
 static tms_fingerprint_t *results_of(const tms_pass_kernel_t *kernel) {
-    return (tms_fingerprint_t *)(void *)(chunks_of(kernel) + kernel->pieces);
+    return (tms_fingerprint_t *)(void *)(chunks_of(kernel) + kernel->chunks);
 }
 
 static tms_status_t make_buffer(const tms_pass_t *pass, tms_pass_kernel_t *kernel, int device,
                                 const tms_error_context_t *context, tms_error_t *error) {
     struct tms_host_batch *batch = NULL;
     const tms_host_request_t wanted = {.bytes =
-                                           kernel->pieces * (sizeof(tms_fingerprint_chunk_t) + sizeof(tms_fingerprint_t)),
+                                           kernel->chunks * (sizeof(tms_fingerprint_chunk_t) + sizeof(tms_fingerprint_t)),
                                        .device = device,
                                        .kind = TMS_BACKUP_PINNED,
                                        .group = kernel};
@@ -82,27 +82,27 @@ static tms_status_t make_buffer(const tms_pass_t *pass, tms_pass_kernel_t *kerne
     return status;
 }
 
-/* Writes the pieces of a segment, if its memory is mapped: a kernel that reads other memory would end the context. The
+/* Writes the chunks of a segment, if its memory is mapped: a kernel that reads other memory would end the context. The
  * kernel reads whole vectors. The bytes that this adds are the segment's as well, because its memory is a multiple of a
  * page. */
-static tms_status_t write_pieces(const tms_pass_t *pass, const tms_pass_part_t *part, const tms_pass_kernel_t *kernel,
+static tms_status_t write_chunks(const tms_pass_t *pass, const tms_pass_part_t *part, const tms_pass_kernel_t *kernel,
                                  const tms_error_context_t *context, tms_error_t *error) {
     static const uint64_t vector = TMS_FINGERPRINT_VECTOR_BYTES;
     const CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = part->device};
     unsigned long long access = 0;
-    tms_extent_t whole, piece;
+    tms_extent_t whole, chunk;
     size_t count;
     const tms_extent_t *extents = tms_backup_extents(part->content, &whole, &count);
-    tms_fingerprint_chunk_t *chunk = chunks_of(kernel) + part->first;
+    tms_fingerprint_chunk_t *next = chunks_of(kernel) + part->first;
     tms_status_t status = TMS_OK;
     if (pass->purpose != TMS_PASS_NAMES) /* the driver can say so only of memory that was mapped by cuMemMap */
         status = TMS_DRIVER_CALL(kernel->copier.driver, context, error, cuMemGetAccess, &access, &here, part->address);
     for (size_t i = 0; status == TMS_OK && i < count; i++) {
-        for (uint64_t done = 0; done < extents[i].bytes; done += piece.bytes) {
-            piece = tms_fingerprints_chunk(&extents[i], done);
-            const uint64_t begin = (part->address + piece.offset) / vector * vector;
-            const uint64_t end = (part->address + piece.offset + piece.bytes + vector - 1) / vector * vector;
-            *chunk++ = (tms_fingerprint_chunk_t){.address = begin, .bytes = end - begin};
+        for (uint64_t done = 0; done < extents[i].bytes; done += chunk.bytes) {
+            chunk = tms_fingerprints_chunk(&extents[i], done);
+            const uint64_t begin = (part->address + chunk.offset) / vector * vector;
+            const uint64_t end = (part->address + chunk.offset + chunk.bytes + vector - 1) / vector * vector;
+            *next++ = (tms_fingerprint_chunk_t){.address = begin, .bytes = end - begin};
         }
     }
     return status;
@@ -118,14 +118,14 @@ static tms_status_t queue_kernel(const tms_pass_t *pass, tms_pass_kernel_t *kern
     if (status == TMS_OK) status = tms_copier_hold(copier, kernel->buffer, drop_buffer, context, error);
     if (status == TMS_OK) tms_host_buffer_acquire(kernel->buffer);
     /* The buffer may hold the results of an earlier pass. Zeros are results that the kernel has not written. */
-    if (status == TMS_OK) memset(results_of(kernel), 0, kernel->pieces * sizeof(tms_fingerprint_t));
+    if (status == TMS_OK) memset(results_of(kernel), 0, kernel->chunks * sizeof(tms_fingerprint_t));
     for (size_t i = 0; status == TMS_OK && i < pass->count; i++) {
-        if (pass->parts[i].device == device) status = write_pieces(pass, &pass->parts[i], kernel, context, error);
+        if (pass->parts[i].device == device) status = write_chunks(pass, &pass->parts[i], kernel, context, error);
     }
     if (status != TMS_OK) return status;
     copier->idle = false;
     return tms_fingerprinter_launch(&pass->stores->fingerprinter, copier->driver, device, copier->stream, chunks_of(kernel),
-                                    (uint32_t)kernel->pieces, results_of(kernel), context, error);
+                                    (uint32_t)kernel->chunks, results_of(kernel), context, error);
 }
 
 static void start_kernel(const tms_pass_t *pass, tms_pass_kernel_t *kernel, int device) {
@@ -147,7 +147,7 @@ static void start_kernel(const tms_pass_t *pass, tms_pass_kernel_t *kernel, int 
 void tms_pass_start(tms_pass_t *pass) {
     for (int device = 0; device < TMS_MAX_DEVICES; device++) {
         tms_pass_kernel_t *kernel = pass->kernels[device];
-        if (kernel && kernel->pieces > 0 && kernel->pieces <= UINT32_MAX) start_kernel(pass, kernel, device);
+        if (kernel && kernel->chunks > 0 && kernel->chunks <= UINT32_MAX) start_kernel(pass, kernel, device);
     }
 }
 

@@ -17,14 +17,14 @@ typedef struct tms_pass_part {
     const tms_backup_content_t *content;
     CUdeviceptr address;
     int device;
-    uint64_t first; /* index of its first piece among those of its device */
+    uint64_t first; /* index of its first chunk among those of its device */
 } tms_pass_part_t;
 
 /* The kernel on one device. */
 typedef struct tms_pass_kernel {
     tms_copier_t copier; /* not open: there is no kernel to wait for */
     tms_host_buffer_t *buffer;
-    uint64_t pieces;
+    uint64_t chunks;
 } tms_pass_kernel_t;
 
 /* The purpose of the fingerprints. */

@@ -224,17 +224,17 @@ bool tms_backup_can_verify(const tms_backup_t *backup, const tms_backup_stores_t
            backup->fingerprints.kept && keys > 0 && backup->fingerprints.kept_key == keys;
 }
 
-/* Whether a fingerprint of an object differs. *place becomes the offset in the segment of the first piece that does. */
+/* Whether a fingerprint of an object differs. *place becomes the offset in the segment of the first chunk that does. */
 static bool finds_damage(const tms_backup_t *backup, uint64_t *place) {
     const tms_fingerprints_t *fingerprints = &backup->fingerprints;
-    tms_extent_t whole, piece;
+    tms_extent_t whole, chunk;
     size_t count;
     uint64_t index = 0;
     const tms_extent_t *extents = tms_backup_extents(&backup->held, &whole, &count);
     for (size_t i = 0; i < count; i++) {
-        for (uint64_t done = 0; done < extents[i].bytes; done += piece.bytes, index++) {
-            piece = tms_fingerprints_chunk(&extents[i], done);
-            *place = piece.offset;
+        for (uint64_t done = 0; done < extents[i].bytes; done += chunk.bytes, index++) {
+            chunk = tms_fingerprints_chunk(&extents[i], done);
+            *place = chunk.offset;
             if (tms_extent_is_object(&extents[i]) &&
                 memcmp(&fingerprints->kept[index], &fingerprints->fresh[index], sizeof *fingerprints->kept) != 0)
                 return true;

@@ -2,34 +2,34 @@
 
 #include <stdlib.h>
 
-/* The maximum number of free pieces of a size's own class that a search compares. All pieces of the next classes are large
+/* The maximum number of free spans of a size's own class that a search compares. All spans of the next classes are large
  * enough. */
 enum { MAX_COMPARED = 16, BITS = 64 };
 
 static int class_of(uint64_t bytes) { return BITS - 1 - __builtin_clzll(bytes); }
 
-static tms_span_t **list_of(const tms_span_t *piece) {
-    tms_space_t *space = piece->range->space;
-    return &(piece->backing ? &space->backed : &space->bare)->of[class_of(tms_span_bytes(piece))];
+static tms_span_t **list_of(const tms_span_t *span) {
+    tms_space_t *space = span->range->space;
+    return &(span->backing ? &space->backed : &space->bare)->of[class_of(tms_span_bytes(span))];
 }
 
-static void push(tms_span_t *piece) {
-    tms_span_t **list = list_of(piece);
-    piece->listed = true;
-    piece->previous_free = NULL;
-    piece->next_free = *list;
-    if (*list) (*list)->previous_free = piece;
-    *list = piece;
+static void push(tms_span_t *span) {
+    tms_span_t **list = list_of(span);
+    span->listed = true;
+    span->previous_free = NULL;
+    span->next_free = *list;
+    if (*list) (*list)->previous_free = span;
+    *list = span;
 }
 
-static void pop(tms_span_t *piece) {
-    if (piece->previous_free)
-        piece->previous_free->next_free = piece->next_free;
+static void pop(tms_span_t *span) {
+    if (span->previous_free)
+        span->previous_free->next_free = span->next_free;
     else
-        *list_of(piece) = piece->next_free;
-    if (piece->next_free) piece->next_free->previous_free = piece->previous_free;
-    piece->previous_free = piece->next_free = NULL;
-    piece->listed = false;
+        *list_of(span) = span->next_free;
+    if (span->next_free) span->next_free->previous_free = span->previous_free;
+    span->previous_free = span->next_free = NULL;
+    span->listed = false;
 }
 
 /* ---- ranges ---- */
@@ -41,13 +41,13 @@ uint64_t tms_space_growth(const tms_space_t *space, uint64_t bytes) {
 }
 
 bool tms_space_add(tms_space_t *space, tms_range_t *range) {
-    tms_span_t *piece = calloc(1, sizeof *piece);
-    if (!piece) return false;
-    *piece = (tms_span_t){.begin = range->node.begin, .end = range->node.end, .range = range};
+    tms_span_t *span = calloc(1, sizeof *span);
+    if (!span) return false;
+    *span = (tms_span_t){.begin = range->node.begin, .end = range->node.end, .range = range};
     range->space = space;
-    range->first = piece;
-    space->reserved_bytes += tms_span_bytes(piece);
-    push(piece);
+    range->first = span;
+    space->reserved_bytes += tms_span_bytes(span);
+    push(span);
     return true;
 }
 
@@ -59,58 +59,58 @@ void tms_space_remove(tms_range_t *range) {
     range->space = NULL;
 }
 
-/* ---- pieces ---- */
+/* ---- spans ---- */
 
-/* The smallest of the compared pieces of the class that is large enough, or NULL. */
-static tms_span_t *compare(tms_space_t *space, tms_span_t *piece, uint64_t bytes) {
+/* The smallest of the compared spans of the class that is large enough, or NULL. */
+static tms_span_t *compare(tms_space_t *space, tms_span_t *span, uint64_t bytes) {
     tms_span_t *best = NULL;
-    for (int compared = 0; piece && compared < MAX_COMPARED; compared++, piece = piece->next_free) {
+    for (int compared = 0; span && compared < MAX_COMPARED; compared++, span = span->next_free) {
         space->steps++;
-        uint64_t size = tms_span_bytes(piece);
-        if (size >= bytes && (!best || size < tms_span_bytes(best))) best = piece;
+        uint64_t size = tms_span_bytes(span);
+        if (size >= bytes && (!best || size < tms_span_bytes(best))) best = span;
     }
     return best;
 }
 
 static tms_span_t *find(tms_space_t *space, const tms_span_lists_t *lists, uint64_t bytes) {
-    tms_span_t *piece = compare(space, lists->of[class_of(bytes)], bytes);
-    for (int i = class_of(bytes) + 1; i < TMS_SPACE_CLASSES && !piece; i++) piece = lists->of[i];
-    return piece;
+    tms_span_t *span = compare(space, lists->of[class_of(bytes)], bytes);
+    for (int i = class_of(bytes) + 1; i < TMS_SPACE_CLASSES && !span; i++) span = lists->of[i];
+    return span;
 }
 
 bool tms_space_has_room(tms_space_t *space, uint64_t bytes) { return find(space, &space->bare, bytes) != NULL; }
 
-/* Gives the first `bytes` of a listed piece to `owner`. */
-static tms_span_t *cut(tms_span_t *piece, uint64_t bytes, void *owner) {
+/* Gives the first `bytes` of a listed span to `owner`. */
+static tms_span_t *cut(tms_span_t *span, uint64_t bytes, void *owner) {
     tms_span_t *rest = NULL;
-    if (tms_span_bytes(piece) > bytes && !(rest = calloc(1, sizeof *rest))) return NULL;
-    pop(piece);
+    if (tms_span_bytes(span) > bytes && !(rest = calloc(1, sizeof *rest))) return NULL;
+    pop(span);
     if (rest) {
-        *rest = (tms_span_t){.begin = piece->begin + bytes,
-                             .end = piece->end,
-                             .range = piece->range,
-                             .before = piece,
-                             .after = piece->after,
-                             .backing = piece->backing};
+        *rest = (tms_span_t){.begin = span->begin + bytes,
+                             .end = span->end,
+                             .range = span->range,
+                             .before = span,
+                             .after = span->after,
+                             .backing = span->backing};
         if (rest->after) rest->after->before = rest;
-        piece->after = rest;
-        piece->end = rest->begin;
+        span->after = rest;
+        span->end = rest->begin;
         push(rest);
     }
-    piece->owner = owner;
-    return piece;
+    span->owner = owner;
+    return span;
 }
 
 tms_span_t *tms_space_take(tms_space_t *space, uint64_t bytes, void *owner) {
-    tms_span_t *piece = find(space, &space->bare, bytes);
-    return piece ? cut(piece, bytes, owner) : NULL;
+    tms_span_t *span = find(space, &space->bare, bytes);
+    return span ? cut(span, bytes, owner) : NULL;
 }
 
 tms_span_t *tms_space_take_backed(tms_space_t *space, uint64_t bytes, void *owner) {
-    tms_span_t *piece = find(space, &space->backed, bytes);
-    piece = piece ? cut(piece, bytes, owner) : NULL;
-    if (piece) space->backed_bytes -= bytes;
-    return piece;
+    tms_span_t *span = find(space, &space->backed, bytes);
+    span = span ? cut(span, bytes, owner) : NULL;
+    if (span) space->backed_bytes -= bytes;
+    return span;
 }
 
 /* Whether two neighbours may be merged. */
@@ -118,52 +118,52 @@ static bool are_alike(const tms_span_t *one, const tms_span_t *other) {
     return one->listed && other->listed && one->backing == other->backing;
 }
 
-/* Merges a listed piece with the neighbour after it, if they are alike. */
-static void join_next(tms_span_t *piece) {
-    tms_span_t *next = piece->after;
-    if (!next || !are_alike(piece, next)) return;
+/* Merges a listed span with the neighbour after it, if they are alike. */
+static void join_next(tms_span_t *span) {
+    tms_span_t *next = span->after;
+    if (!next || !are_alike(span, next)) return;
     pop(next);
-    pop(piece);
-    piece->end = next->end;
-    piece->after = next->after;
-    if (piece->after) piece->after->before = piece;
+    pop(span);
+    span->end = next->end;
+    span->after = next->after;
+    if (span->after) span->after->before = span;
     free(next);
-    push(piece);
+    push(span);
 }
 
-/* Lists a free piece, and merges it with neighbours that are alike. Returns the piece that contains it now. */
-static tms_span_t *list(tms_span_t *piece) {
-    push(piece);
-    join_next(piece);
-    if (!piece->before || !are_alike(piece->before, piece)) return piece;
-    piece = piece->before;
-    join_next(piece);
-    return piece;
+/* Lists a free span, and merges it with neighbours that are alike. Returns the span that contains it now. */
+static tms_span_t *list(tms_span_t *span) {
+    push(span);
+    join_next(span);
+    if (!span->before || !are_alike(span->before, span)) return span;
+    span = span->before;
+    join_next(span);
+    return span;
 }
 
-void tms_space_give_back(tms_span_t *piece, void *backing, bool listed) {
-    piece->owner = NULL;
-    piece->backing = backing;
-    if (backing) piece->range->space->backed_bytes += tms_span_bytes(piece);
-    if (listed) (void)list(piece);
+void tms_space_give_back(tms_span_t *span, void *backing, bool listed) {
+    span->owner = NULL;
+    span->backing = backing;
+    if (backing) span->range->space->backed_bytes += tms_span_bytes(span);
+    if (listed) (void)list(span);
 }
 
 void tms_space_hold(tms_span_t *first, uint64_t end) {
-    for (tms_span_t *piece = first; piece && piece->begin < end; piece = piece->after) {
-        if (piece->listed) pop(piece);
+    for (tms_span_t *span = first; span && span->begin < end; span = span->after) {
+        if (span->listed) pop(span);
     }
 }
 
 void tms_space_unback(tms_span_t *first, uint64_t end) {
-    for (tms_span_t *piece = first; piece && piece->begin < end; piece = piece->after) {
-        if (piece->owner || !piece->backing) continue;
-        piece->range->space->backed_bytes -= tms_span_bytes(piece);
-        piece->backing = NULL;
+    for (tms_span_t *span = first; span && span->begin < end; span = span->after) {
+        if (span->owner || !span->backing) continue;
+        span->range->space->backed_bytes -= tms_span_bytes(span);
+        span->backing = NULL;
     }
 }
 
 void tms_space_settle(tms_span_t *first, uint64_t end) {
-    for (tms_span_t *piece = first; piece && piece->begin < end; piece = piece->after) {
-        if (!piece->owner && !piece->listed) piece = list(piece);
+    for (tms_span_t *span = first; span && span->begin < end; span = span->after) {
+        if (!span->owner && !span->listed) span = list(span);
     }
 }

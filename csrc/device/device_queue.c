@@ -112,10 +112,10 @@ static bool look_at_all(int directory, const tms_queue_devices_t *devices, tms_t
 static void lose_patience(tms_device_queue_t *queue, int directory, tms_ticket_t *ticket, const tms_queue_front_t *front) {
     bool unchanged = strcmp(ticket->front.name, front->name) == 0 && ticket->front.renewed.tv_sec == front->renewed.tv_sec &&
                      ticket->front.renewed.tv_nsec == front->renewed.tv_nsec;
-    ticket->looks = unchanged ? ticket->looks + 1 : 0;
+    ticket->polls = unchanged ? ticket->polls + 1 : 0;
     ticket->front = *front;
-    if (ticket->looks < queue->patience) return;
-    ticket->looks = 0;
+    if (ticket->polls < queue->patience) return;
+    ticket->polls = 0;
     if (unlinkat(directory, front->name, 0) == 0)
         tms_log_write(queue->log, TMS_LOG_WARNING,
                       "process %ld is served later: it waits for device %d as this process does, came earlier, and has been "
@@ -140,7 +140,7 @@ static int write_text(char text[TEXT_BYTES], const tms_queue_devices_t *devices)
 }
 
 /* Makes and locks the file of the ticket. It is written before it is locked, because only a locked ticket is read. Another
- * process may find it unlocked in between and remove it: then it is made again at the next look. */
+ * process may find it unlocked in between and remove it: then it is made again at the next poll. */
 static bool make_file(int directory, const tms_queue_devices_t *devices, tms_ticket_t *ticket, tms_lock_failure_t *failure) {
     char text[TEXT_BYTES];
     int length = write_text(text, devices);

@@ -17,8 +17,8 @@
  * devices and asks again is behind everybody who waits. So each of N processes that take the devices in turns is served
  * after N - 1 turns at most. A turn ends when the process holds none of the devices: its threads share it.
  *
- * Each look of a waiter at the queue renews the modification time of its ticket. A waiter that is blocked by the same
- * ticket, with the same time, at TMS_QUEUE_PATIENCE looks in a row (about five seconds) removes the ticket, because its
+ * Each poll of a waiter renews the modification time of its ticket. A waiter that is blocked by the same
+ * ticket, with the same time, at TMS_QUEUE_PATIENCE polls in a row (about five seconds) removes the ticket, because its
  * process is stopped. A process that goes on makes its ticket again, under the same name, and so
  * has its old place.
  *
@@ -37,7 +37,7 @@
 
 enum {
     TMS_TICKET_BYTES = 64,  /* "torch_memory_saver-<16 digits>-<16 digits>.ticket" and its NUL */
-    TMS_QUEUE_PATIENCE = 50 /* looks, 0.1 seconds apart */
+    TMS_QUEUE_PATIENCE = 50 /* polls, 0.1 seconds apart */
 };
 
 /* The devices that concern a request, by number. */
@@ -63,7 +63,7 @@ typedef struct tms_ticket {
     char name[TMS_TICKET_BYTES]; /* "": does not wait */
     unsigned long long number;   /* the highest found; its own once it waits */
     tms_queue_front_t front;     /* the ticket that blocks it */
-    int looks;                   /* at which `front` was unchanged */
+    int polls;                   /* consecutive polls at which `front` was unchanged */
 } tms_ticket_t;
 
 typedef struct tms_device_queue {
@@ -76,7 +76,7 @@ typedef struct tms_device_queue {
  * Renews the request's own ticket. */
 bool tms_device_queue_poll(tms_device_queue_t *queue, const char *directory, const tms_queue_devices_t *devices,
                            tms_ticket_t *ticket, tms_lock_failure_t *failure);
-/* Takes a ticket, after a look. */
+/* Takes a ticket, after a poll. */
 bool tms_device_queue_enter(tms_device_queue_t *queue, const char *directory, const tms_queue_devices_t *devices,
                             tms_ticket_t *ticket, tms_lock_failure_t *failure);
 /* Removes the ticket, if there is one. A failure leaves a file that is not locked, which others remove. */

@@ -24,7 +24,7 @@
     X(quarantined_ranges)   /* address ranges that the driver failed to free; the next call tries again */                  \
     X(deferred_frees)       /* frees that wait for the end of a capture, or for a device that could not be synchronized */  \
     X(visible_captures)     /* stream captures known to be active */                                                        \
-    X(quarantined_host)     /* pieces of host memory that could not be released; the next call tries again */               \
+    X(quarantined_host)     /* chunks of host memory that could not be released; the next call tries again */               \
     X(quarantined_other)    /* streams, events, context references and files that could not be released */                  \
     X(host_resident_bytes)  /* host memory in use: backups, pool, memory being released, files on a tmpfs */                \
     X(host_pooled_bytes)    /* part of host_resident_bytes: memory without contents, kept for later backups */              \
@@ -82,9 +82,9 @@ typedef enum tms_contents {
 /* One allocation, as seen at one moment. */
 typedef struct tms_segment_info {
     uint64_t address;
-    uint64_t bytes;          /* as requested */
-    uint64_t reserved_bytes; /* of the address range, and of physical memory while resident: a multiple of the granularity */
-    uint64_t backup_bytes;   /* held in a backup now */
+    uint64_t bytes;          /* size that was requested */
+    uint64_t reserved_bytes; /* size of the address range, and of the physical memory while resident: whole granules */
+    uint64_t backup_bytes;   /* size of its backup now */
     int32_t device;
     int32_t state;                   /* tms_segment_state_t */
     int32_t backup;                  /* tms_backup_kind_t */
@@ -97,13 +97,13 @@ typedef struct tms_segment_info {
 typedef struct tms_usage_info {
     const char *tag;
     int32_t device;
-    uint64_t allocations;                                 /* in every state */
-    uint64_t bytes;                                       /* requested */
+    uint64_t allocations;                                 /* number of allocations in every state */
+    uint64_t bytes;                                       /* sum of the requested sizes */
     uint64_t resident_bytes, paused_bytes, damaged_bytes; /* reserved bytes, by state; their sum is all that is reserved */
-    uint64_t backup_bytes;                                /* held in backups now; 0 of those in transition */
+    uint64_t backup_bytes;                                /* size of the backups now; 0 of those in transition */
     uint64_t resident_peak_bytes; /* the most physical memory of the tag or the device that was mapped at once, since the
                                      start or since reset_peaks; without what failed calls mapped and unmapped again */
-    uint64_t slack_bytes;         /* held by runs for freed allocations; in none of the other numbers */
+    uint64_t slack_bytes;         /* memory of freed allocations that runs hold; in none of the other numbers */
     uint64_t deferred_bytes;      /* mapped memory of frees that wait (deferred_frees); in none of the other numbers */
 } tms_usage_info_t;
 
@@ -111,7 +111,7 @@ enum { TMS_UUID_BYTES = 41 }; /* NUL included */
 
 /* A device, as every process of the machine knows it. */
 typedef struct tms_device_info {
-    char uuid[TMS_UUID_BYTES]; /* of the GPU, as NVML writes it: "GPU-5d5ba0d6-..." */
+    char uuid[TMS_UUID_BYTES]; /* UUID of the GPU as NVML writes it: "GPU-5d5ba0d6-..." */
     uint64_t total_bytes;
 } tms_device_info_t;
 
@@ -120,7 +120,7 @@ typedef struct tms_library_info {
     const char *path; /* path of its file; "" for code that lies in no file; valid for ever */
     int32_t device;   /* -1: not known */
     int32_t reserved;
-    uint64_t bytes;       /* as requested */
+    uint64_t bytes;       /* sum of the requested sizes */
     uint64_t allocations; /* pieces of physical memory (cuMemCreate) included */
 } tms_library_info_t;
 

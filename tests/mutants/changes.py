@@ -93,15 +93,15 @@ MUTANTS = (
     Mutant(
         "the-results-of-an-earlier-pass-are-taken-for-those-of-this-one",
         _PASS,
-        "    if (status == TMS_OK) memset(results_of(kernel), 0, kernel->pieces * sizeof(tms_fingerprint_t));\n",
+        "    if (status == TMS_OK) memset(results_of(kernel), 0, kernel->chunks * sizeof(tms_fingerprint_t));\n",
         "",
         (_TEST,),
     ),
     Mutant(
         "the-head-of-an-unaligned-range-is-not-hashed",
         _PASS,
-        "const uint64_t begin = (part->address + piece.offset) / vector * vector;",
-        "const uint64_t begin = (part->address + piece.offset + vector - 1) / vector * vector;",
+        "const uint64_t begin = (part->address + chunk.offset) / vector * vector;",
+        "const uint64_t begin = (part->address + chunk.offset + vector - 1) / vector * vector;",
         (_TEST,),
     ),
     Mutant(
@@ -163,7 +163,7 @@ MUTANTS = (
     Mutant(
         "a-kernel-is-launched-for-nothing",
         _PASS,
-        "if (kernel && kernel->pieces > 0 &&",
+        "if (kernel && kernel->chunks > 0 &&",
         "if (kernel &&",
         (_TEST,),
     ),

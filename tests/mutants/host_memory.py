@@ -44,14 +44,14 @@ MUTANTS = (
     Mutant(
         "memory-that-leaves-the-pool-stays-a-gap",
         "csrc/backup/host/release.c",
-        "    if (piece->open) tms_host_gaps_remove(piece->block, piece->offset, piece->offset + piece->bytes);\n",
+        "    if (chunk->open) tms_host_gaps_remove(chunk->block, chunk->offset, chunk->offset + chunk->bytes);\n",
         "",
         (_TEST_GAPS,),
     ),
     Mutant(
         "a-buffer-in-the-pool-leaves-no-gap",
         _POOL,
-        "        leave_gap(piece, buffer);\n",
+        "        leave_gap(chunk, buffer);\n",
         "        (void)leave_gap;\n",
         (_TEST_GAPS, _TEST_POOL),
     ),
@@ -63,7 +63,7 @@ MUTANTS = (
         (_TEST_GAPS,),
     ),
     Mutant(
-        "help-begins-at-the-first-piece-each-time",
+        "help-begins-at-the-first-chunk-each-time",
         _BATCH,
         "        if (i == *first && !needs_help) ++*first;\n",
         "        (void)first;\n",

@@ -465,14 +465,14 @@ _WAITS = (
     Mutant(
         "a-look-for-devices-on-request-keeps-the-back-off",
         "csrc/core/model/peers.c",
-        "    if (!after_allocation) looks->pause = 0;\n",
+        "    if (!after_allocation) scans->pause = 0;\n",
         "",
         ("tests/unit/core/test_scale.c",),
     ),
     Mutant(
         "a-new-device-keeps-the-back-off",
         "csrc/core/model/peers.c",
-        "    if (active & ~looks->seen) longer = 1;\n",
+        "    if (active & ~scans->seen) longer = 1;\n",
         "",
         ("tests/unit/core/test_scale.c",),
     ),
@@ -486,8 +486,8 @@ _WAITS = (
     Mutant(
         "memory-that-looks-skipped-keeps-the-back-off",
         "csrc/core/model/peers.c",
-        "    looks->complete = 0;\n    looks->pause = 0;\n",
-        "    looks->complete = 0;\n",
+        "    scans->complete = 0;\n    scans->pause = 0;\n",
+        "    scans->complete = 0;\n",
         ("tests/unit/core/test_scale.c",),
     ),
 )

@@ -309,8 +309,8 @@ MUTANTS = (
     Mutant(
         "a-private-piece-takes-the-fingerprint-of-the-next",
         _CONTENTS,
-        "if (fingerprints) fingerprints += pieces_of(&extents[i]);",
-        "if (fingerprints && extents[i].bytes >= TMS_OBJECT_BYTES_LEAST) fingerprints += pieces_of(&extents[i]);",
+        "if (fingerprints) fingerprints += chunks_of(&extents[i]);",
+        "if (fingerprints && extents[i].bytes >= TMS_OBJECT_BYTES_LEAST) fingerprints += chunks_of(&extents[i]);",
         (_TEST_COPIES,),
     ),
     Mutant(

@@ -62,8 +62,8 @@ MUTANTS = (
     Mutant(
         "who-is-stopped-keeps-all-waiting",
         _QUEUE,
-        "    if (ticket->looks < queue->patience) return;\n",
-        "    if (ticket->looks < queue->patience || front->name[0]) return;\n",
+        "    if (ticket->polls < queue->patience) return;\n",
+        "    if (ticket->polls < queue->patience || front->name[0]) return;\n",
         _TESTS,
     ),
     Mutant(

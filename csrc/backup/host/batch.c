@@ -89,7 +89,7 @@ static struct tms_host_block *block_for(struct tms_host_batch *batch, const tms_
 }
 
 static bool add_entries(struct tms_host_batch *batch, struct tms_host_block *block, uint64_t bytes) {
-    uint64_t unit = batch->store->piece_bytes;
+    uint64_t unit = batch->store->chunk_bytes;
     size_t first = (size_t)((block->bytes + unit - 1) / unit), end = (size_t)((block->bytes + bytes + unit - 1) / unit);
     size_t wanted = batch->entry_count + (end - first);
     if (wanted > batch->entry_capacity) {
@@ -163,29 +163,29 @@ static void list_block(struct tms_host_block *block) {
     if (block->next) block->next->previous = block;
     store->blocks = block;
     block->listed = true;
-    for (size_t i = 0; i < block->piece_count; i++) {
-        tms_host_chunk_t *piece = &block->pieces[i];
-        piece->state = TMS_PIECE_PLANNED;
-        piece->open = piece->reserved = block->for_pool;
-        store->planned_bytes += piece->bytes;
-        if (piece->reserved) store->reserving_bytes += piece->bytes;
+    for (size_t i = 0; i < block->chunk_count; i++) {
+        tms_host_chunk_t *chunk = &block->chunks[i];
+        chunk->state = TMS_CHUNK_PLANNED;
+        chunk->open = chunk->reserved = block->for_pool;
+        store->planned_bytes += chunk->bytes;
+        if (chunk->reserved) store->reserving_bytes += chunk->bytes;
     }
     if (block->for_pool) tms_host_gaps_add(block, 0, block->bytes);
     for (tms_host_buffer_t *buffer = block->first; buffer; buffer = buffer->next) {
         uint64_t end = buffer->offset + tms_host_buffer_extent(buffer);
         buffer->memory = block->memory + buffer->offset;
         for (uint64_t at = buffer->offset; at < end;) {
-            tms_host_chunk_t *piece = tms_host_chunk_at(block, at);
-            piece->buffers++;
-            at = piece->offset + piece->bytes;
+            tms_host_chunk_t *chunk = tms_host_chunk_at(block, at);
+            chunk->buffers++;
+            at = chunk->offset + chunk->bytes;
         }
     }
 }
 
-/* Maps a block, and adds an entry for a last piece created by rounding. */
-static tms_status_t add_last_piece(struct tms_host_batch *batch, struct tms_host_block *block,
+/* Maps a block, and adds an entry for a last chunk created by rounding. */
+static tms_status_t add_last_chunk(struct tms_host_batch *batch, struct tms_host_block *block,
                                    const tms_error_context_t *context, tms_error_t *error) {
-    uint64_t unit = batch->store->piece_bytes, planned = block->bytes;
+    uint64_t unit = batch->store->chunk_bytes, planned = block->bytes;
     tms_status_t status = tms_host_block_map(block, context, error);
     if (status != TMS_OK) return status;
     uint64_t mapped = block->bytes;
@@ -214,7 +214,7 @@ tms_status_t tms_host_batch_map(struct tms_host_batch *batch, const tms_error_co
     tms_status_t status = tms_host_batch_check_room(batch, context, error);
     if (status != TMS_OK) return status;
     for (size_t i = 0; i < batch->block_count && status == TMS_OK; i++)
-        status = add_last_piece(batch, batch->blocks[i], context, error);
+        status = add_last_chunk(batch, batch->blocks[i], context, error);
     if (status != TMS_OK) {
         for (size_t i = 0; i < batch->block_count; i++) tms_host_block_unmap(batch->blocks[i]);
         return status;
@@ -227,7 +227,7 @@ tms_status_t tms_host_batch_map(struct tms_host_batch *batch, const tms_error_co
 }
 
 tms_status_t tms_host_batch_start(struct tms_host_batch *batch, const tms_error_context_t *context, tms_error_t *error) {
-    tms_host_release_start(batch->store); /* releases pieces for which no thread could be started before */
+    tms_host_release_start(batch->store); /* releases chunks for which no thread could be started before */
     tms_status_t status = tms_host_batch_map(batch, context, error);
     if (status == TMS_OK && batch->entry_count > 0) tms_host_work_start(batch);
     return status;
@@ -238,17 +238,17 @@ tms_status_t tms_host_batch_start(struct tms_host_batch *batch, const tms_error_
 /* Undoes the unfinished work on an entry. Under the lock. */
 static void abandon(struct tms_host_batch *batch, size_t index) {
     tms_host_store_t *store = batch->store;
-    tms_host_chunk_t *piece = tms_host_entry_chunk(&batch->entries[index]);
-    if (index >= batch->allowed) store->planned_bytes -= piece->bytes;
-    if (piece->in_flight) store->in_flight_bytes -= piece->bytes;
-    if (piece->reserved) store->reserving_bytes -= piece->bytes;
-    piece->in_flight = piece->reserved = false;
-    tms_host_pool_give_up_unusable(piece);
-    if (piece->state < TMS_PIECE_USABLE) piece->state = TMS_PIECE_ABSENT;
-    /* A piece whose buffers have been dropped is retired. Idle pieces of the pool stay. */
-    bool idle = piece->open && piece->state == TMS_PIECE_USABLE;
-    if (piece->buffers == 0 && piece->state <= TMS_PIECE_USABLE && !idle)
-        tms_host_chunk_retire(piece, TMS_HOST_RELEASE, piece->block->kind);
+    tms_host_chunk_t *chunk = tms_host_entry_chunk(&batch->entries[index]);
+    if (index >= batch->allowed) store->planned_bytes -= chunk->bytes;
+    if (chunk->in_flight) store->in_flight_bytes -= chunk->bytes;
+    if (chunk->reserved) store->reserving_bytes -= chunk->bytes;
+    chunk->in_flight = chunk->reserved = false;
+    tms_host_pool_give_up_unusable(chunk);
+    if (chunk->state < TMS_CHUNK_USABLE) chunk->state = TMS_CHUNK_ABSENT;
+    /* A chunk whose buffers have been dropped is retired. Idle chunks of the pool stay. */
+    bool idle = chunk->open && chunk->state == TMS_CHUNK_USABLE;
+    if (chunk->buffers == 0 && chunk->state <= TMS_CHUNK_USABLE && !idle)
+        tms_host_chunk_retire(chunk, TMS_HOST_RELEASE, chunk->block->kind);
 }
 
 void tms_host_batch_destroy(struct tms_host_batch *batch) {
@@ -281,11 +281,11 @@ bool tms_host_batch_help(struct tms_host_batch *batch, int device) {
     pthread_mutex_lock(&store->lock);
     size_t *first = &batch->helped[device];
     for (size_t i = *first; i < batch->allowed && !found; i++) {
-        tms_host_chunk_t *piece = tms_host_entry_chunk(&batch->entries[i]);
-        const bool needs_help = piece->block->device == device && piece->state <= TMS_PIECE_PREFAULTED;
+        tms_host_chunk_t *chunk = tms_host_entry_chunk(&batch->entries[i]);
+        const bool needs_help = chunk->block->device == device && chunk->state <= TMS_CHUNK_PREFAULTED;
         store->steps++;
         if (i == *first && !needs_help) ++*first;
-        if (needs_help && piece->state == TMS_PIECE_PREFAULTED) found = piece;
+        if (needs_help && chunk->state == TMS_CHUNK_PREFAULTED) found = chunk;
     }
     bool helped = found && tms_host_work_help(batch, found);
     pthread_mutex_unlock(&store->lock);
@@ -309,18 +309,18 @@ tms_status_t tms_host_buffer_await(tms_host_buffer_t *buffer, uint64_t offset, t
     tms_status_t status = TMS_OK;
     pthread_mutex_lock(&store->lock);
     for (;;) {
-        tms_host_chunk_t *piece = block->pieces ? tms_host_chunk_at(block, buffer->offset + offset) : NULL;
-        if (piece && piece->state == TMS_PIECE_USABLE) {
-            uint64_t in_piece = piece->offset + piece->bytes - (buffer->offset + offset), rest = buffer->bytes - offset;
-            *bytes = rest < in_piece ? rest : in_piece;
+        tms_host_chunk_t *chunk = block->chunks ? tms_host_chunk_at(block, buffer->offset + offset) : NULL;
+        if (chunk && chunk->state == TMS_CHUNK_USABLE) {
+            uint64_t in_chunk = chunk->offset + chunk->bytes - (buffer->offset + offset), rest = buffer->bytes - offset;
+            *bytes = rest < in_chunk ? rest : in_chunk;
             break;
         }
-        if (!piece || !block->batch || block->failed || store->closing) {
+        if (!chunk || !block->batch || block->failed || store->closing) {
             status = fail_await(buffer, context, error);
             break;
         }
         /* The batch of a reservation has a thread of its own, which also destroys it. */
-        if (block->for_pool || !tms_host_work_help(block->batch, piece))
+        if (block->for_pool || !tms_host_work_help(block->batch, chunk))
             tms_wait_on_condition(wait, &store->changed, &store->lock);
         pthread_mutex_unlock(&store->lock);
         status = tms_wait_check(wait, context, error);

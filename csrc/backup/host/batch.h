@@ -27,7 +27,7 @@ tms_status_t tms_host_batch_create(struct tms_host_batch **batch, tms_host_store
 tms_status_t tms_host_batch_add(struct tms_host_batch *batch, const tms_host_request_t *request, tms_host_buffer_t **buffer,
                                 const tms_error_context_t *context, tms_error_t *error);
 /* Fails with TMS_OUT_OF_HOST_MEMORY if the headroom is too small for all planned blocks. Before that it releases waiting
- * pieces and idle pooled memory. */
+ * chunks and idle pooled memory. */
 tms_status_t tms_host_batch_check_room(struct tms_host_batch *batch, const tms_error_context_t *context, tms_error_t *error);
 /* Checks the room, maps the planned blocks, and begins to make them usable. After a failure the caller destroys the
  * batch and drops the buffers. If no thread can be started, tms_host_buffer_await does the work. */
@@ -36,7 +36,7 @@ tms_status_t tms_host_batch_start(struct tms_host_batch *batch, const tms_error_
  * Accepts NULL. */
 void tms_host_batch_destroy(struct tms_host_batch *batch);
 
-/* For on_idle of a copier: pins the first prefaulted piece of `device`. Returns false if there is no such piece. */
+/* For on_idle of a copier: pins the first prefaulted chunk of `device`. Returns false if there is no such chunk. */
 bool tms_host_batch_help(struct tms_host_batch *batch, int device);
 /* For tms_host_store_reserve: plan_pool plans a block without buffers for the pool; map maps the planned blocks and adds
  * them to the store. */
@@ -55,12 +55,12 @@ void tms_host_batch_operation_end(void *batch);
 
 /* ---- buffers ---- */
 
-/* *bytes: the number of bytes from `offset` that one copy may cover, up to the end of the piece or of the buffer. Waits
+/* *bytes: the number of bytes from `offset` that one copy may cover, up to the end of the chunk or of the buffer. Waits
  * until they are prefaulted, and pins them unless another thread does. TMS_INTERRUPTED if `wait` was cancelled; the failure
  * of the batch; TMS_INVALID_STATE if the batch was destroyed early, or at exit. */
 tms_status_t tms_host_buffer_await(tms_host_buffer_t *buffer, uint64_t offset, tms_wait_t *wait, uint64_t *bytes,
                                    const tms_error_context_t *context, tms_error_t *error);
-/* Whether the piece at `offset` is pinned. A usable piece is not pinned if the driver failed to pin it. */
+/* Whether the chunk at `offset` is pinned. A usable chunk is not pinned if the driver failed to pin it. */
 bool tms_host_buffer_is_pinned(tms_host_buffer_t *buffer, uint64_t offset);
 void tms_host_buffer_acquire(tms_host_buffer_t *buffer);
 /* The caller gives its reference to the program, which may write to the memory. So the next pause copies everything. */

@@ -1,6 +1,6 @@
 #include "backup/host/copy.h"
 
-/* One step of a copy: `bytes` between the device and the buffer, in parts that end with its pieces. `gathered`: it may be
+/* One step of a copy: `bytes` between the device and the buffer, in parts that end with its chunks. `gathered`: it may be
  * queued together with others. */
 typedef tms_status_t (*step_t)(tms_copier_t *copier, char *host, CUdeviceptr address, uint64_t bytes, bool gathered,
                                const tms_error_context_t *context, tms_error_t *error);

@@ -19,10 +19,10 @@ static void put_aside(struct tms_host_block *block, tms_host_gap_t *gap) {
 
 void tms_host_gaps_prepare(struct tms_host_block *block) {
     block->spare_gaps = NULL;
-    block->gap_count = block->piece_count;
-    for (size_t i = 0; i < block->piece_count; i++) {
-        block->pieces[i].gap = (tms_host_gap_t){.block = block};
-        put_aside(block, &block->pieces[i].gap);
+    block->gap_count = block->chunk_count;
+    for (size_t i = 0; i < block->chunk_count; i++) {
+        block->chunks[i].gap = (tms_host_gap_t){.block = block};
+        put_aside(block, &block->chunks[i].gap);
     }
 }
 
@@ -37,7 +37,7 @@ void tms_host_gaps_release(struct tms_host_block *block) {
 
 /* Makes sure that the block has a gap for one more buffer. */
 static bool has_enough(struct tms_host_block *block) {
-    if (block->gap_count > block->piece_count + block->placed) return true;
+    if (block->gap_count > block->chunk_count + block->placed) return true;
     tms_host_gap_t *gap = calloc(1, sizeof *gap);
     if (!gap) return false;
     *gap = (tms_host_gap_t){.block = block, .allocated = true};

@@ -6,8 +6,8 @@
  * bits. A search compares a limited number of gaps of its own list, and takes the first gap of the next list that has one.
  * So a search costs no more when there are thousands of buffers. It may miss a gap of its own list that would fit.
  *
- * Giving memory back allocates nothing. A block has a gap for each of its pieces and for each buffer that was placed in it,
- * because a gap begins where a piece begins or where a buffer ends. */
+ * Giving memory back allocates nothing. A block has a gap for each of its chunks and for each buffer that was placed in it,
+ * because a gap begins where a chunk begins or where a buffer ends. */
 #ifndef TMS_HOST_GAPS_H
 #define TMS_HOST_GAPS_H
 

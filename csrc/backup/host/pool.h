@@ -8,16 +8,16 @@
  * TMS_OUT_OF_HOST_MEMORY. */
 tms_status_t tms_host_pool_place(tms_host_store_t *store, tms_host_buffer_t *buffer, int device,
                                  const tms_error_context_t *context, tms_error_t *error);
-/* Add a buffer to the list of its block and to the pieces that it overlaps, or remove it. */
+/* Add a buffer to the list of its block and to the chunks that it overlaps, or remove it. */
 void tms_host_buffer_link(tms_host_buffer_t *buffer);
 void tms_host_buffer_unlink(tms_host_buffer_t *buffer);
-/* Adds a usable piece without buffers to the pool. */
-void tms_host_pool_take(tms_host_chunk_t *piece);
-/* Keeps buffers out of a piece that will not become usable. Does nothing for other pieces. */
-void tms_host_pool_give_up_unusable(tms_host_chunk_t *piece);
+/* Adds a usable chunk without buffers to the pool. */
+void tms_host_pool_take(tms_host_chunk_t *chunk);
+/* Keeps buffers out of a chunk that will not become usable. Does nothing for other chunks. */
+void tms_host_pool_give_up_unusable(tms_host_chunk_t *chunk);
 /* Queues idle pooled memory for release: at least `bytes`, or all. */
 void tms_host_pool_give_up(tms_host_store_t *store, uint64_t bytes);
-/* Keeps a piece whose last buffer was removed in the pool, or queues it for release. */
-void tms_host_chunk_retire(tms_host_chunk_t *piece, tms_host_policy_t policy, tms_backup_kind_t kind);
+/* Keeps a chunk whose last buffer was removed in the pool, or queues it for release. */
+void tms_host_chunk_retire(tms_host_chunk_t *chunk, tms_host_policy_t policy, tms_backup_kind_t kind);
 
 #endif

@@ -6,14 +6,14 @@
 
 /* Whether `bytes` more may become resident in addition to the bytes in flight. *headroom: the tightest limit. */
 bool tms_host_store_fits(tms_host_store_t *store, uint64_t bytes, tms_host_headroom_t *headroom);
-/* Releases queued pieces, then idle pooled memory, until `bytes` more fit. */
+/* Releases queued chunks, then idle pooled memory, until `bytes` more fit. */
 bool tms_host_store_make_room(tms_host_store_t *store, uint64_t bytes, tms_host_headroom_t *headroom);
 
 /* ---- memory outside the store ---- */
 
 /* Backup files on a file system in memory (tmpfs) are host memory as well: they count against the limits and in
  * resident_bytes. A claim checks for room; its bytes are in flight until tms_host_store_claim_used, when the system counts
- * them. TMS_OUT_OF_HOST_MEMORY, as for a piece of the store. */
+ * them. TMS_OUT_OF_HOST_MEMORY, as for a chunk of the store. */
 tms_status_t tms_host_store_claim(tms_host_store_t *store, uint64_t bytes, const tms_error_context_t *context,
                                   tms_error_t *error);
 void tms_host_store_claim_used(tms_host_store_t *store, uint64_t bytes);

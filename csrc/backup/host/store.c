@@ -13,7 +13,7 @@ tms_status_t tms_host_store_init(tms_host_store_t *store, tms_devices_t *devices
     *store = (tms_host_store_t){.devices = devices,
                                 .log = log,
                                 .quarantine = quarantine,
-                                .piece_bytes = TMS_HOST_PIECE_BYTES,
+                                .chunk_bytes = TMS_HOST_CHUNK_BYTES,
                                 .pool_limit_bytes = pool_limit_bytes};
     tms_status_t status = tms_host_limits_init(&store->limits, "", cap_bytes, error);
     if (status != TMS_OK) return status;
@@ -48,7 +48,7 @@ void tms_host_store_release(tms_host_store_t *store) {
     tms_quarantine_retry(store->quarantine);
     end_threads(store);
     tms_host_limits_release(&store->limits);
-    if (store->blocks) return; /* quarantined pieces may still need the lock */
+    if (store->blocks) return; /* quarantined chunks may still need the lock */
     pthread_cond_destroy(&store->changed);
     pthread_mutex_destroy(&store->lock);
 }
@@ -123,7 +123,7 @@ static void *reserve(void *argument) {
     return NULL;
 }
 
-/* Returns the number of bytes that the pool lacks to reach `bytes`. Reserved pieces count as part of the pool. */
+/* Returns the number of bytes that the pool lacks to reach `bytes`. Reserved chunks count as part of the pool. */
 static uint64_t missing_in_pool(tms_host_store_t *store, uint64_t bytes) {
     pthread_mutex_lock(&store->lock);
     uint64_t have = atomic_load(&store->pooled_bytes) + store->reserving_bytes;

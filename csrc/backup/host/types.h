@@ -1,7 +1,7 @@
-/* The types of the host store: the store, its blocks, their pieces and buffers. Only backup/host includes this.
+/* The types of the host store: the store, its blocks, their chunks and buffers. Only backup/host includes this.
  *
- * A block is one mapping. A piece is the part of a block that is prefaulted, pinned and released as a unit. Fields change
- * under the store's lock. A piece in PREFAULTING, PINNING or RELEASING belongs to the thread that put it there, which makes
+ * A block is one mapping. A chunk is the part of a block that is prefaulted, pinned and released as a unit. Fields change
+ * under the store's lock. A chunk in PREFAULTING, PINNING or RELEASING belongs to the thread that put it there, which makes
  * its system and driver calls without the lock. store.h describes the whole.
  *
  * Layers, each of which calls only those before it: map, limit, node; types; gaps; block; release; pool; room; work; batch;
@@ -21,7 +21,7 @@
 #include "base/registry.h"
 #include "device/device.h"
 
-#define TMS_HOST_PIECE_BYTES ((uint64_t)64 << 20)
+#define TMS_HOST_CHUNK_BYTES ((uint64_t)64 << 20)
 
 struct tms_host_block;
 struct tms_host_batch;
@@ -31,7 +31,7 @@ typedef struct tms_host_gap {
     tms_registry_node_t node; /* first: its addresses */
     struct tms_host_block *block;
     struct tms_host_gap *previous, *next; /* neighbours in its list; `next` also links the block's spare gaps */
-    bool allocated;                       /* by itself, not as a part of a piece */
+    bool allocated;                       /* by itself, not as a part of a chunk */
 } tms_host_gap_t;
 
 enum { TMS_HOST_GAP_CLASSES = 64 };
@@ -44,29 +44,29 @@ typedef struct tms_host_gap_lists {
 
 typedef struct tms_host_store {
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* a piece became usable or was released, a batch failed, a thread ended */
+    pthread_cond_t changed; /* a chunk became usable or was released, a batch failed, a thread ended */
     tms_devices_t *devices;
     tms_log_t *log;
     tms_quarantine_t *quarantine;
     tms_host_limits_t limits;
-    uint64_t piece_bytes;    /* TMS_HOST_PIECE_BYTES; tests use less */
+    uint64_t chunk_bytes;    /* TMS_HOST_CHUNK_BYTES; tests use less */
     int prefaulting_threads; /* maximum for a batch; 0: one less than processors, from 1 to 15 */
 
     /* All under `lock`, except the atomics. */
     struct tms_host_block *blocks;
-    struct tms_host_chunk *waiting, *last_waiting; /* queue of pieces to be released */
+    struct tms_host_chunk *waiting, *last_waiting; /* queue of chunks to be released */
     tms_registry_t gaps;                           /* all gaps of the pool, by address */
     tms_host_gap_lists_t gap_lists[TMS_MAX_DEVICES];
     uint64_t steps;                  /* gaps and entries of batches that searches have visited; for complexity tests */
     uint64_t pool_limit_bytes;       /* maximum of idle memory that is kept */
     uint64_t planned_bytes;          /* bytes of current batches that are not allowed yet */
     uint64_t in_flight_bytes;        /* allowed, counted in resident_bytes, not all resident yet */
-    uint64_t reserving_bytes;        /* bytes of pieces being prepared for the pool (reserve_host_memory) */
-    uint64_t releasing[2];           /* number of pieces being released: [1] of kind MMAP, [0] others */
+    uint64_t reserving_bytes;        /* bytes of chunks being prepared for the pool (reserve_host_memory) */
+    uint64_t releasing[2];           /* number of chunks being released: [1] of kind MMAP, [0] others */
     uint64_t calls;                  /* driver calls in flight */
     uint64_t abandoned_calls;        /* calls in flight for which close no longer waits */
     int threads;                     /* number of detached threads: releasing, retrying, reserving */
-    bool checking;                   /* a thread is checking the headroom for a piece */
+    bool checking;                   /* a thread is checking the headroom for a chunk */
     bool release_thread;             /* the releasing thread is running */
     bool retry_thread;               /* the retrying thread is running */
     bool closing;                    /* no driver call may begin any more */
@@ -92,16 +92,16 @@ struct tms_host_buffer {
 };
 
 typedef enum tms_host_chunk_state {
-    TMS_PIECE_ABSENT,      /* not usable, and its batch has ended */
-    TMS_PIECE_PLANNED,     /* waits for the threads of its batch */
-    TMS_PIECE_PREFAULTING, /* being prefaulted in parts */
-    TMS_PIECE_PREFAULTED,  /* waits to be pinned */
-    TMS_PIECE_PINNING,
-    TMS_PIECE_USABLE,    /* pinned, unless the driver failed to */
-    TMS_PIECE_WAITING,   /* in the queue for release */
-    TMS_PIECE_RELEASING, /* a thread is releasing it */
-    TMS_PIECE_REFUSED,   /* in the quarantine */
-    TMS_PIECE_GONE       /* released, addresses included */
+    TMS_CHUNK_ABSENT,      /* not usable, and its batch has ended */
+    TMS_CHUNK_PLANNED,     /* waits for the threads of its batch */
+    TMS_CHUNK_PREFAULTING, /* being prefaulted in parts */
+    TMS_CHUNK_PREFAULTED,  /* waits to be pinned */
+    TMS_CHUNK_PINNING,
+    TMS_CHUNK_USABLE,    /* pinned, unless the driver failed to */
+    TMS_CHUNK_WAITING,   /* in the queue for release */
+    TMS_CHUNK_RELEASING, /* a thread is releasing it */
+    TMS_CHUNK_REFUSED,   /* in the quarantine */
+    TMS_CHUNK_GONE       /* released, addresses included */
 } tms_host_chunk_state_t;
 
 typedef struct tms_host_chunk {
@@ -131,14 +131,14 @@ struct tms_host_block {
     size_t placed;                /* buffers that were placed in gaps */
     tms_host_gap_t *spare_gaps;   /* not in use */
     size_t gap_count;             /* in use or spare */
-    size_t piece_count, left;     /* `left`: pieces that are not GONE */
-    tms_host_chunk_t *pieces;
+    size_t chunk_count, left;     /* `left`: chunks that are not GONE */
+    tms_host_chunk_t *chunks;
     int device;
     tms_backup_kind_t kind;
     const void *group;
     bool listed;         /* in store->blocks */
     bool for_pool;       /* made by tms_host_store_reserve */
-    bool failed;         /* its batch failed: pieces that are not usable will never be */
+    bool failed;         /* its batch failed: chunks that are not usable will never be */
     tms_error_t failure; /* if `failed` */
 };
 
@@ -149,7 +149,7 @@ static inline uint64_t tms_host_buffer_extent(const tms_host_buffer_t *buffer) {
     return tms_host_round(buffer->bytes, tms_host_page_bytes());
 }
 static inline tms_host_chunk_t *tms_host_chunk_at(const struct tms_host_block *block, uint64_t offset) {
-    return &block->pieces[offset / block->store->piece_bytes];
+    return &block->chunks[offset / block->store->chunk_bytes];
 }
 /* Whether the calling thread may make a driver call. If so, it calls tms_host_call_end after it. */
 bool tms_host_call_begin(tms_host_store_t *store);

@@ -10,7 +10,7 @@
 #include "backup/host/room.h"
 #include "base/thread.h"
 
-/* The number of pieces allowed ahead of prefaulting, so that no thread waits for the headroom. */
+/* The number of chunks allowed ahead of prefaulting, so that no thread waits for the headroom. */
 enum { LOOKAHEAD = 2 };
 
 static bool is_over(const struct tms_host_batch *batch) {
@@ -23,19 +23,19 @@ static void fail(struct tms_host_batch *batch, const tms_error_t *error) {
         struct tms_host_block *block = batch->blocks[i];
         block->failed = true;
         block->failure = *error;
-        for (size_t k = 0; block->for_pool && k < block->piece_count; k++) tms_host_pool_give_up_unusable(&block->pieces[k]);
+        for (size_t k = 0; block->for_pool && k < block->chunk_count; k++) tms_host_pool_give_up_unusable(&block->chunks[k]);
     }
 }
 
 /* ---- allowing ---- */
 
-static void allow(struct tms_host_batch *batch, tms_host_chunk_t *piece) {
+static void allow(struct tms_host_batch *batch, tms_host_chunk_t *chunk) {
     tms_host_store_t *store = batch->store;
-    store->planned_bytes -= piece->bytes;
-    store->in_flight_bytes += piece->bytes;
-    atomic_fetch_add(&store->resident_bytes, piece->bytes);
-    piece->in_flight = piece->counted = true;
-    piece->state = TMS_PIECE_PREFAULTING;
+    store->planned_bytes -= chunk->bytes;
+    store->in_flight_bytes += chunk->bytes;
+    atomic_fetch_add(&store->resident_bytes, chunk->bytes);
+    chunk->in_flight = chunk->counted = true;
+    chunk->state = TMS_CHUNK_PREFAULTING;
     batch->allowed++;
     batch->allowed_below = UINT64_MAX;
 }
@@ -45,25 +45,25 @@ static bool may_check(const struct tms_host_batch *batch) {
            !batch->store->checking && batch->store->in_flight_bytes < batch->allowed_below;
 }
 
-/* Checks for room for the next piece. One thread of the store at a time, so that two do not rely on the same room. */
+/* Checks for room for the next chunk. One thread of the store at a time, so that two do not rely on the same room. */
 static void check_room(struct tms_host_batch *batch) {
     tms_host_store_t *store = batch->store;
-    tms_host_chunk_t *piece = tms_host_entry_chunk(&batch->entries[batch->allowed]);
+    tms_host_chunk_t *chunk = tms_host_entry_chunk(&batch->entries[batch->allowed]);
     uint64_t in_flight = store->in_flight_bytes;
     tms_host_headroom_t headroom;
     tms_error_t error;
     store->checking = true;
     pthread_mutex_unlock(&store->lock);
-    bool fits = tms_host_store_fits(store, piece->bytes, &headroom);
-    /* Pieces in flight may be counted twice. The result is certain only if nothing is in flight. */
+    bool fits = tms_host_store_fits(store, chunk->bytes, &headroom);
+    /* Chunks in flight may be counted twice. The result is certain only if nothing is in flight. */
     if (!fits && in_flight == 0) {
-        fits = tms_host_store_make_room(store, piece->bytes, &headroom);
-        if (!fits) (void)tms_host_headroom_fail(&headroom, piece->bytes, &batch->context, &error);
+        fits = tms_host_store_make_room(store, chunk->bytes, &headroom);
+        if (!fits) (void)tms_host_headroom_fail(&headroom, chunk->bytes, &batch->context, &error);
     }
     pthread_mutex_lock(&store->lock);
     store->checking = false;
     if (fits)
-        allow(batch, piece);
+        allow(batch, chunk);
     else if (in_flight == 0)
         fail(batch, &error);
     else
@@ -75,8 +75,8 @@ static void check_room(struct tms_host_batch *batch) {
 
 static void prefault_part(struct tms_host_batch *batch) {
     tms_host_store_t *store = batch->store;
-    tms_host_chunk_t *piece = tms_host_entry_chunk(&batch->entries[batch->prefaulting]);
-    uint64_t from = batch->prefault_offset, rest = piece->bytes - from;
+    tms_host_chunk_t *chunk = tms_host_entry_chunk(&batch->entries[batch->prefaulting]);
+    uint64_t from = batch->prefault_offset, rest = chunk->bytes - from;
     uint64_t bytes = rest < TMS_HOST_PREFAULT_BYTES ? rest : TMS_HOST_PREFAULT_BYTES;
     batch->prefault_offset += bytes;
     if (bytes == rest) {
@@ -85,13 +85,13 @@ static void prefault_part(struct tms_host_batch *batch) {
         if (may_check(batch)) pthread_cond_broadcast(&store->changed);
     }
     pthread_mutex_unlock(&store->lock);
-    tms_host_chunk_prefault(piece, from, bytes);
+    tms_host_chunk_prefault(chunk, from, bytes);
     pthread_mutex_lock(&store->lock);
-    piece->not_prefaulted -= bytes;
-    if (piece->not_prefaulted > 0) return;
-    piece->state = TMS_PIECE_PREFAULTED;
-    piece->in_flight = false;
-    store->in_flight_bytes -= piece->bytes;
+    chunk->not_prefaulted -= bytes;
+    if (chunk->not_prefaulted > 0) return;
+    chunk->state = TMS_CHUNK_PREFAULTED;
+    chunk->in_flight = false;
+    store->in_flight_bytes -= chunk->bytes;
     pthread_cond_broadcast(&store->changed);
 }
 
@@ -119,25 +119,25 @@ static void *prefault_all(void *argument) {
 
 /* ---- pinning ----
  *
- * The thread that waits for a piece pins it and copies into it next. Other threads would delay the copies by holding the
+ * The thread that waits for a chunk pins it and copies into it next. Other threads would delay the copies by holding the
  * driver's lock, which is not fair (docs/performance.md). */
 
-static void pin_piece(struct tms_host_batch *batch, tms_host_chunk_t *piece) {
+static void pin_chunk(struct tms_host_batch *batch, tms_host_chunk_t *chunk) {
     tms_host_store_t *store = batch->store;
     tms_error_t error;
     if (!tms_host_call_begin(store)) return;
-    piece->state = TMS_PIECE_PINNING;
+    chunk->state = TMS_CHUNK_PINNING;
     pthread_mutex_unlock(&store->lock);
-    tms_status_t status = tms_host_chunk_pin(piece, &batch->context, &error);
+    tms_status_t status = tms_host_chunk_pin(chunk, &batch->context, &error);
     pthread_mutex_lock(&store->lock);
     tms_host_call_end(store);
     if (status == TMS_OK) {
-        piece->state = TMS_PIECE_USABLE;
-        if (piece->reserved) store->reserving_bytes -= piece->bytes;
-        piece->reserved = false;
-        if (piece->open && piece->buffers == 0) tms_host_pool_take(piece);
+        chunk->state = TMS_CHUNK_USABLE;
+        if (chunk->reserved) store->reserving_bytes -= chunk->bytes;
+        chunk->reserved = false;
+        if (chunk->open && chunk->buffers == 0) tms_host_pool_take(chunk);
     } else {
-        piece->state = TMS_PIECE_PREFAULTED;
+        chunk->state = TMS_CHUNK_PREFAULTED;
         fail(batch, &error);
     }
     pthread_cond_broadcast(&store->changed);
@@ -183,25 +183,25 @@ void tms_host_work_stop(struct tms_host_batch *batch) {
     for (int i = 0; i < batch->prefaulter_count; i++) pthread_join(batch->prefaulters[i], NULL);
 }
 
-bool tms_host_work_help(struct tms_host_batch *batch, tms_host_chunk_t *piece) {
+bool tms_host_work_help(struct tms_host_batch *batch, tms_host_chunk_t *chunk) {
     if (is_over(batch)) return false;
-    if (piece->state == TMS_PIECE_PREFAULTED) {
-        pin_piece(batch, piece);
+    if (chunk->state == TMS_CHUNK_PREFAULTED) {
+        pin_chunk(batch, chunk);
         return true;
     }
-    return piece->state < TMS_PIECE_PREFAULTED && batch->prefaulter_count == 0 && prefault_step(batch);
+    return chunk->state < TMS_CHUNK_PREFAULTED && batch->prefaulter_count == 0 && prefault_step(batch);
 }
 
 void tms_host_work_through(struct tms_host_batch *batch) {
     tms_host_store_t *store = batch->store;
     pthread_mutex_lock(&store->lock);
     for (size_t i = 0; i < batch->entry_count;) {
-        tms_host_chunk_t *piece = tms_host_entry_chunk(&batch->entries[i]);
-        if (piece->state >= TMS_PIECE_USABLE)
+        tms_host_chunk_t *chunk = tms_host_entry_chunk(&batch->entries[i]);
+        if (chunk->state >= TMS_CHUNK_USABLE)
             i++;
         else if (is_over(batch))
             break;
-        else if (!tms_host_work_help(batch, piece))
+        else if (!tms_host_work_help(batch, chunk))
             pthread_cond_wait(&store->changed, &store->lock);
     }
     pthread_mutex_unlock(&store->lock);

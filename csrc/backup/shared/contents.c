@@ -6,8 +6,8 @@
 
 /* ---- making ---- */
 
-/* The number of fingerprints of an extent, whose pieces are those of tms_fingerprints_chunk. */
-static size_t pieces_of(const tms_extent_t *extent) {
+/* The number of fingerprints of an extent, whose chunks are those of tms_fingerprints_chunk. */
+static size_t chunks_of(const tms_extent_t *extent) {
     const tms_backup_content_t alone = {
         .bytes = extent->bytes, .extents = (tms_extent_t *)(uintptr_t)extent, .extent_count = 1};
     return tms_fingerprints_count(&alone);
@@ -62,12 +62,12 @@ tms_status_t tms_shared_contents_make(tms_shared_store_t *store, const tms_backu
     for (size_t i = 0; status == TMS_OK && i < count; i++) {
         if (fingerprints && tms_extent_is_object(&extents[i])) {
             const tms_shared_name_t name =
-                tms_shared_name(store->folder.key, fingerprints, pieces_of(&extents[i]), extents[i].bytes);
+                tms_shared_name(store->folder.key, fingerprints, chunks_of(&extents[i]), extents[i].bytes);
             status = add_object(store, contents, &extents[i], &name, device, &held, context, error);
         } else {
             add_rest(contents, &extents[i]);
         }
-        if (fingerprints) fingerprints += pieces_of(&extents[i]);
+        if (fingerprints) fingerprints += chunks_of(&extents[i]);
     }
     if (status == TMS_OK)
         *made = contents;

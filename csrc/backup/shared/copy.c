@@ -44,7 +44,7 @@ static tms_status_t attempt(relay_t *relay, tms_shared_job_t *job, tms_error_t *
     if (status != TMS_OK) return status;
     job->claimed = found.state == TMS_SHARED_CLAIMED;
     job->done = found.state == TMS_SHARED_HELD;
-    job->looks = here || job->seen != found.written ? 0 : job->looks + 1;
+    job->polls = here || job->seen != found.written ? 0 : job->polls + 1;
     job->seen = found.written;
     return TMS_OK;
 }
@@ -91,7 +91,7 @@ static tms_status_t keep_private_copy(relay_t *relay, tms_shared_job_t *job, tms
 }
 
 /* Checks each remaining object once. Sets *left to their number, and *claimed if a dead process has left one of them. */
-static tms_status_t look(relay_t *relay, size_t *left, bool *claimed, tms_error_t *error) {
+static tms_status_t poll_all(relay_t *relay, size_t *left, bool *claimed, tms_error_t *error) {
     tms_status_t status = TMS_OK;
     *left = 0;
     *claimed = false;
@@ -99,7 +99,7 @@ static tms_status_t look(relay_t *relay, size_t *left, bool *claimed, tms_error_
         tms_shared_job_t *job = &relay->jobs.list[i];
         if (job->done) continue;
         status = attempt(relay, job, error);
-        if (status == TMS_OK && !job->done && !job->claimed && job->looks >= relay->store->patience)
+        if (status == TMS_OK && !job->done && !job->claimed && job->polls >= relay->store->patience)
             status = keep_private_copy(relay, job, error);
         *left += !job->done;
         *claimed |= job->claimed;
@@ -107,7 +107,7 @@ static tms_status_t look(relay_t *relay, size_t *left, bool *claimed, tms_error_
     return status;
 }
 
-/* Sleeps between two looks. tms_wait_sleep would not sleep in a call without a timeout. */
+/* Sleeps between two polls. tms_wait_sleep would not sleep in a call without a timeout. */
 static tms_status_t sleep_between(relay_t *relay, const tms_error_context_t *context, tms_error_t *error) {
     static const struct timespec millisecond = {.tv_nsec = 1000000};
     (void)nanosleep(&millisecond, NULL); /* a signal ends it early */
@@ -119,12 +119,12 @@ static tms_status_t await_others(relay_t *relay, const tms_error_context_t *cont
     size_t left = 0;
     bool claimed = false;
     const uint64_t began = tms_clock_nanoseconds();
-    tms_status_t status = look(relay, &left, &claimed, error);
+    tms_status_t status = poll_all(relay, &left, &claimed, error);
     while (status == TMS_OK && left > 0) {
         status = claimed ? tms_shared_ring_perform(relay->store, relay->copier, relay->jobs.count, 0, save_object, relay,
                                                    context, error)
                          : sleep_between(relay, context, error);
-        if (status == TMS_OK) status = look(relay, &left, &claimed, error);
+        if (status == TMS_OK) status = poll_all(relay, &left, &claimed, error);
     }
     atomic_fetch_add(&relay->store->wait_nanoseconds, tms_clock_nanoseconds() - began);
     return status;

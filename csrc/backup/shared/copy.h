@@ -4,7 +4,7 @@
  * A pause writes the objects that do not exist, beginning at a random one, so that replicas that pause together write
  * different ones. It leaves the objects that another process is writing for the end, where this thread waits for them: it
  * links what is finished, writes what a dead process has left, and keeps a private copy of what does not grow for
- * TMS_SHARED_PATIENCE looks. */
+ * TMS_SHARED_PATIENCE polls. */
 #ifndef TMS_SHARED_COPY_H
 #define TMS_SHARED_COPY_H
 

@@ -11,7 +11,7 @@ typedef struct tms_shared_job {
     bool done;
     bool claimed;  /* this process has to write it */
     uint64_t seen; /* bytes that its other writer had when it was looked at last */
-    int looks;     /* in a row that found as many */
+    int polls;     /* consecutive polls that found the same number of written bytes */
 } tms_shared_job_t;
 
 /* Zeros: none. */

@@ -40,7 +40,7 @@ typedef struct tms_shared_object {
 
 enum { TMS_SHARED_BUCKETS = 1024 };
 
-/* A process that makes no progress with an object that it writes, at so many looks in a row, a millisecond apart, is
+/* A process that makes no progress with an object that it writes, at so many polls in a row, a millisecond apart, is
  * stopped, or as good as that. Looks are counted and no time, so that a stall of the whole machine does not count. */
 enum { TMS_SHARED_PATIENCE = 1000 };
 

@@ -108,9 +108,9 @@ static drop_outcome_t drop_run(tms_saver_t *saver, tms_segment_t *segment, tms_q
     if (tms_run_defer_to_owner(segment)) {
         outcome = OWNER_RETIRES;
     } else if (!run || !tms_run_has_memory(run)) {
-        if (segment->piece) {
-            range = segment->piece->range;
-            tms_space_give_back(segment->piece, NULL, true);
+        if (segment->span) {
+            range = segment->span->range;
+            tms_space_give_back(segment->span, NULL, true);
             range = tms_ranges_remove_bare(saver, range);
         }
         tms_run_detach(segment);
@@ -124,7 +124,7 @@ static drop_outcome_t drop_run(tms_saver_t *saver, tms_segment_t *segment, tms_q
             tms_kind_forget_slack(saver, run);
         }
     }
-    if (outcome == DROPPED) segment->piece = NULL;
+    if (outcome == DROPPED) segment->span = NULL;
     tms_shared_page_publish(&saver->shared_page);
     pthread_mutex_unlock(&saver->lock);
     tms_ranges_free(saver, range);

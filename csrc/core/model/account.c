@@ -31,7 +31,7 @@ static uint64_t backup_bytes(const tms_holding_t *holding) {
     return bytes;
 }
 
-/* ---- the books ---- */
+/* ---- the totals ---- */
 
 /* The shared page has a column for each of the library's stores. The bytes of any other store are in no column. */
 static void change_page(const tms_account_t *account, const tms_segment_t *segment, const tms_holding_t *before,

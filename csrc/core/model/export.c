@@ -29,7 +29,7 @@ static tms_status_t find_export(tms_saver_t *saver, tms_segment_t *segment, tms_
     tms_run_t *run = segment->run;
     tms_status_t status = run->exported.among ? TMS_OK : export_run(saver, run, &context, error);
     if (status != TMS_OK) return status;
-    if (!tms_segment_is_of_program(segment)) tms_kind_of(segment->piece)->sent = true;
+    if (!tms_segment_is_of_program(segment)) tms_kind_of(segment->span)->sent = true;
     *exported = (tms_export_t){.address = run->begin,
                                .bytes = tms_run_bytes(run),
                                .generation = run->generation,

@@ -36,24 +36,24 @@ void tms_kinds_release(tms_saver_t *saver) {
 
 bool tms_kind_shares_handles(const tms_segment_t *segment) {
     if (segment->own_handle || tms_segment_is_of_program(segment)) return false;
-    const tms_kind_t *kind = tms_kind_of(segment->piece);
+    const tms_kind_t *kind = tms_kind_of(segment->span);
     return !kind->sent && kind->freed_bytes <= kind->resumed_bytes / TMS_KIND_FREED_DIVISOR;
 }
 
 void tms_kind_note_free(const tms_segment_t *segment) {
     if (tms_segment_is_of_program(segment)) return;
-    if (tms_segment_was_resumed(segment)) tms_kind_of(segment->piece)->freed_bytes += tms_segment_reserved(segment);
+    if (tms_segment_was_resumed(segment)) tms_kind_of(segment->span)->freed_bytes += tms_segment_reserved(segment);
 }
 
 void tms_kind_begin_resumed(const tms_segment_t *segment) {
     if (tms_segment_is_of_program(segment)) return;
-    tms_kind_t *kind = tms_kind_of(segment->piece);
+    tms_kind_t *kind = tms_kind_of(segment->span);
     kind->resumed_bytes = kind->freed_bytes = 0;
 }
 
 void tms_kind_note_resumed(const tms_segment_t *segment) {
     if (tms_segment_is_of_program(segment)) return;
-    tms_kind_of(segment->piece)->resumed_bytes += tms_segment_reserved(segment);
+    tms_kind_of(segment->span)->resumed_bytes += tms_segment_reserved(segment);
 }
 
 /* ---- slack ---- */
@@ -69,14 +69,14 @@ static void recount(tms_saver_t *saver, tms_kind_t *kind, uint64_t before) {
 
 bool tms_kind_take_slack(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *segment, uint64_t bytes) {
     const uint64_t before = kind->space.backed_bytes;
-    tms_span_t *piece = tms_space_take_backed(&kind->space, bytes, segment);
-    if (!piece) return false;
-    segment->piece = piece;
-    segment->node.begin = piece->begin;
-    segment->node.end = piece->end;
-    tms_run_t *run = piece->backing;
+    tms_span_t *span = tms_space_take_backed(&kind->space, bytes, segment);
+    if (!span) return false;
+    segment->span = span;
+    segment->node.begin = span->begin;
+    segment->node.end = span->end;
+    tms_run_t *run = span->backing;
     tms_run_attach(run, segment);
-    piece->backing = NULL;
+    span->backing = NULL;
     recount(saver, kind, before);
     return true;
 }
@@ -92,9 +92,9 @@ void tms_kind_forget_slack(tms_saver_t *saver, tms_run_t *run) {
 
 void tms_kind_keep_slack(tms_saver_t *saver, tms_segment_t *segment) {
     if (tms_segment_is_of_program(segment)) return;
-    tms_kind_t *kind = tms_kind_of(segment->piece);
+    tms_kind_t *kind = tms_kind_of(segment->span);
     const uint64_t before = kind->space.backed_bytes;
-    tms_space_give_back(segment->piece, segment->run, !segment->run->damaged);
+    tms_space_give_back(segment->span, segment->run, !segment->run->damaged);
     recount(saver, kind, before);
 }
 

@@ -28,7 +28,7 @@ typedef struct tms_kind {
     struct tms_kind *next_of_list, *next;
 } tms_kind_t;
 
-static inline tms_kind_t *tms_kind_of(const tms_span_t *piece) { return (tms_kind_t *)(void *)piece->range->space; }
+static inline tms_kind_t *tms_kind_of(const tms_span_t *span) { return (tms_kind_t *)(void *)span->range->space; }
 
 /* Finds a kind on a list. Returns NULL if there is none yet. */
 tms_kind_t *tms_kinds_find(tms_kind_t *first, tms_backup_kind_t backup, tms_host_policy_t policy, int device);
@@ -52,7 +52,7 @@ void tms_kind_note_resumed(const tms_segment_t *segment);
 bool tms_kind_take_slack(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *segment, uint64_t bytes);
 /* Turns the memory of a freed segment into slack of its run. */
 void tms_kind_keep_slack(tms_saver_t *saver, tms_segment_t *segment);
-/* Removes the slack of a run. Its free pieces are not handed out until they are settled. */
+/* Removes the slack of a run. Its free spans are not handed out until they are settled. */
 void tms_kind_forget_slack(tms_saver_t *saver, tms_run_t *run);
 /* Returns the slack of the kinds on a list, on one device (TMS_NO_DEVICE: on all). */
 uint64_t tms_kinds_slack(const tms_kind_t *first, int device);

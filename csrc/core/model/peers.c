@@ -41,19 +41,19 @@ static tms_status_t share_all(tms_saver_t *saver, const tms_driver_table_t *driv
 }
 
 /* Under the lock: whether this allocation skips the look. */
-static bool skips_scan(tms_peer_scans_t *looks, tms_device_mask_t active) {
-    if (active & ~looks->seen || looks->skipped >= looks->pause) return false;
-    looks->skipped++;
+static bool skips_scan(tms_peer_scans_t *scans, tms_device_mask_t active) {
+    if (active & ~scans->seen || scans->skipped >= scans->pause) return false;
+    scans->skipped++;
     return true;
 }
 
-static void note(tms_peer_scans_t *looks, tms_device_mask_t active, bool succeeded) {
-    uint32_t longer = looks->pause == 0 ? 1 : 2 * looks->pause;
-    if (active & ~looks->seen) longer = 1;
-    looks->seen = active;
-    looks->skipped = 0;
-    looks->pause = succeeded ? 0 : longer < MAX_SKIPPED ? longer : MAX_SKIPPED;
-    if (succeeded) looks->complete = active;
+static void note(tms_peer_scans_t *scans, tms_device_mask_t active, bool succeeded) {
+    uint32_t longer = scans->pause == 0 ? 1 : 2 * scans->pause;
+    if (active & ~scans->seen) longer = 1;
+    scans->seen = active;
+    scans->skipped = 0;
+    scans->pause = succeeded ? 0 : longer < MAX_SKIPPED ? longer : MAX_SKIPPED;
+    if (succeeded) scans->complete = active;
 }
 
 static tms_status_t refresh(tms_saver_t *saver, bool after_allocation, tms_error_t *error) {
@@ -68,13 +68,13 @@ static tms_status_t refresh(tms_saver_t *saver, bool after_allocation, tms_error
     if (status != TMS_OK) return status;
 
     pthread_mutex_lock(&saver->lock);
-    tms_peer_scans_t *looks = &saver->peers;
-    if (!after_allocation) looks->pause = 0;
-    if (!(active & ~looks->complete)) {
-        note(looks, active, true);
-    } else if (!after_allocation || !skips_scan(looks, active)) {
+    tms_peer_scans_t *scans = &saver->peers;
+    if (!after_allocation) scans->pause = 0;
+    if (!(active & ~scans->complete)) {
+        note(scans, active, true);
+    } else if (!after_allocation || !skips_scan(scans, active)) {
         status = share_all(saver, driver, context.operation, error);
-        note(looks, active, status == TMS_OK);
+        note(scans, active, status == TMS_OK);
     }
     pthread_mutex_unlock(&saver->lock);
     return status;
@@ -94,9 +94,9 @@ tms_device_mask_t tms_peers_seen(tms_saver_t *saver) {
     return seen;
 }
 
-static void begin_anew(tms_peer_scans_t *looks) {
-    looks->complete = 0;
-    looks->pause = 0;
+static void begin_anew(tms_peer_scans_t *scans) {
+    scans->complete = 0;
+    scans->pause = 0;
 }
 
 bool tms_peers_note_skipped(tms_saver_t *saver, tms_device_mask_t seen) {

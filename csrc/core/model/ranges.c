@@ -120,15 +120,15 @@ static tms_status_t reserve(const tms_driver_table_t *driver, uint64_t bytes, re
 
 typedef enum added { ADDED, NOT_NEEDED, NOT_OURS, NO_HOST_MEMORY } added_t;
 
-/* Under the saver's lock: adds a new range to the kind, and gives its first piece to the segment. NOT_NEEDED: the segment
- * got a piece of another range, which has room by now. NOT_OURS: another range has these addresses. */
+/* Under the saver's lock: adds a new range to the kind, and gives its first span to the segment. NOT_NEEDED: the segment
+ * got a span of another range, which has room by now. NOT_OURS: another range has these addresses. */
 static added_t add(tms_saver_t *saver, tms_kind_t *kind, reserved_t *it, tms_segment_t *segment, uint64_t bytes) {
     if (!claim(saver, &it->range.node)) return NOT_OURS;
-    segment->piece = tms_space_take(&kind->space, bytes, segment);
-    if (segment->piece) return NOT_NEEDED;
+    segment->span = tms_space_take(&kind->space, bytes, segment);
+    if (segment->span) return NOT_NEEDED;
     if (!tms_space_add(&kind->space, &it->range)) return NO_HOST_MEMORY;
-    segment->piece = tms_space_take(&kind->space, bytes, segment);
-    if (segment->piece) {
+    segment->span = tms_space_take(&kind->space, bytes, segment);
+    if (segment->span) {
         tms_registry_insert(&saver->ranges, &it->range.node);
         return ADDED;
     }
@@ -164,7 +164,7 @@ static tms_status_t take(tms_saver_t *saver, tms_kind_t **list, tms_segment_t *s
     pthread_mutex_lock(&saver->lock);
     tms_kind_t *kind = tms_kinds_of_segment(saver, list, segment);
     if (kind && tms_space_has_room(&kind->space, bytes))
-        segment->piece = tms_space_take(&kind->space, bytes, segment);
+        segment->span = tms_space_take(&kind->space, bytes, segment);
     else if (kind)
         wanted = tms_space_growth(&kind->space, bytes);
     pthread_mutex_unlock(&saver->lock);
@@ -172,10 +172,10 @@ static tms_status_t take(tms_saver_t *saver, tms_kind_t **list, tms_segment_t *s
         tms_status_t status = extend(saver, kind, segment, bytes, wanted, driver, context, error);
         if (status != TMS_OK) return status;
     }
-    const tms_span_t *piece = segment->piece;
-    if (!piece) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
-    segment->node.begin = piece->begin;
-    segment->node.end = piece->end;
+    const tms_span_t *span = segment->span;
+    if (!span) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    segment->node.begin = span->begin;
+    segment->node.end = span->end;
     return TMS_OK;
 }
 

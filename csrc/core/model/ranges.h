@@ -1,4 +1,4 @@
-/* The address ranges of segments: reserved from the driver, and cut into pieces for the allocations of one kind (kinds.h),
+/* The address ranges of segments: reserved from the driver, and cut into spans for the allocations of one kind (kinds.h),
  * which lie side by side (base/address_space.h).
  *
  * A range goes back to the driver when all of it is free and has no memory. One that the driver fails to

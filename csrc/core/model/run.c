@@ -97,7 +97,7 @@ tms_run_t *tms_run_make(const tms_segment_t *first, const tms_segment_t *last) {
     run->end = last->node.end;
     run->device = first->device;
     run->tag = first->tag;
-    run->first = first->piece;
+    run->first = first->span;
     return run;
 }
 

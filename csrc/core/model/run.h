@@ -6,9 +6,9 @@
  * mapped, and the next allocation of its kind gets it without a driver call. On a machine with several devices, that
  * allocation asks which devices are in use, as every allocation does, and gives a new one access (peers.h).
  *
- * A run lives as long as a segment refers to it, a freed one included until its end, or a call owns it. The pieces of its
+ * A run lives as long as a segment refers to it, a freed one included until its end, or a call owns it. The spans of its
  * addresses (base/address_space.h) lie between `first` and `end`. The run of a segment that the program maps has that
- * segment alone, and no pieces.
+ * segment alone, and no spans.
  *
  * A call that moves segments owns their runs until it ends. Slack of an owned run is not handed out. A freed segment that
  * would leave an owned run waits, and the owner retires it. So the memory of a run is released once: by its owner, or with
@@ -38,7 +38,7 @@ typedef struct tms_run {
     tms_device_mask_t accessible; /* devices that have access, owner included */
 
     /* Under the saver's lock. */
-    tms_span_t *first;      /* the piece at `begin` */
+    tms_span_t *first;      /* the span at `begin` */
     size_t segments;        /* number of references: one of each segment, and one of the call that owns the run */
     bool owned;             /* a call owns the run and its segments */
     bool damaged;           /* its segments are DAMAGED */

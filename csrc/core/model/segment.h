@@ -30,7 +30,7 @@ typedef struct tms_segment {
     tms_registry_node_t node;      /* first: [address, address + reserved size) */
     tms_quarantined_t quarantined; /* used once it has been freed, if its guard page could not be unmapped */
     tms_quiesced_t quiesced;       /* used then, for the next attempt to unmap that page */
-    tms_span_t *piece;             /* its addresses (model/ranges.h); NULL: they are the program's (allocation/handles.h) */
+    tms_span_t *span;              /* its addresses (model/ranges.h); NULL: they are the program's (allocation/handles.h) */
     struct tms_handle *handle; /* the program's handle that is mapped there; NULL: none, or the program has unmapped it */
     struct tms_run *run;       /* its memory; NULL: none */
     uint64_t bytes;            /* requested size */
@@ -69,7 +69,7 @@ static inline uint64_t tms_segment_reserved(const tms_segment_t *segment) { retu
 static inline tms_segment_t *tms_segment_of(tms_registry_node_t *node) { return (tms_segment_t *)node; }
 
 /* Whether the program maps the segment at addresses of its own. Known from its publication on. */
-static inline bool tms_segment_is_of_program(const tms_segment_t *segment) { return !segment->piece; }
+static inline bool tms_segment_is_of_program(const tms_segment_t *segment) { return !segment->span; }
 
 /* Under the saver's lock: whether a call owns the segment and uses it without the lock. */
 static inline bool tms_segment_has_owner(const tms_segment_t *segment) {

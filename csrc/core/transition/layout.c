@@ -4,9 +4,9 @@
 
 /* ---- the plan ---- */
 
-/* Returns the segment that owns a piece, if it may share a run with its neighbours there, else NULL. */
-static tms_segment_t *companion(const tms_transition_t *t, const tms_span_t *piece) {
-    tms_segment_t *other = piece ? piece->owner : NULL;
+/* Returns the segment that owns a span, if it may share a run with its neighbours there, else NULL. */
+static tms_segment_t *companion(const tms_transition_t *t, const tms_span_t *span) {
+    tms_segment_t *other = span ? span->owner : NULL;
     bool fits = other && other->state == t->requested.through && tms_kind_shares_handles(other);
     return fits ? other : NULL;
 }
@@ -15,12 +15,12 @@ static tms_segment_t *companion(const tms_transition_t *t, const tms_span_t *pie
 static void place_neighbours(const tms_transition_t *t, tms_segment_t *segment) {
     tms_segment_t *leader = segment, *last = segment;
     if (tms_kind_shares_handles(segment)) {
-        for (tms_segment_t *before; (before = companion(t, leader->piece->before));) leader = before;
+        for (tms_segment_t *before; (before = companion(t, leader->span->before));) leader = before;
     }
     last = leader;
     last->placement.leader = leader;
     while (tms_kind_shares_handles(last)) {
-        tms_segment_t *next = companion(t, last->piece->after);
+        tms_segment_t *next = companion(t, last->span->after);
         if (!next) return;
         if (next->node.end - leader->node.begin > TMS_MAX_RUN_BYTES)
             leader = next;
@@ -33,7 +33,7 @@ static void place_neighbours(const tms_transition_t *t, tms_segment_t *segment) 
 
 void tms_layout_plan(tms_transition_t *t) {
     TMS_FOR_EACH(segment, t) segment->placement = (tms_placement_t){.leader = NULL};
-    pthread_mutex_lock(&t->saver->lock); /* other threads cut and merge neighbouring pieces */
+    pthread_mutex_lock(&t->saver->lock); /* other threads cut and merge neighbouring spans */
     TMS_FOR_EACH(segment, t) {
         if (!segment->placement.leader) place_neighbours(t, segment);
     }

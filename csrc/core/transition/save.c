@@ -31,7 +31,7 @@ typedef struct ahead {
 
 static tms_status_t prepare_ahead(void *context, bool *more, tms_error_t *error) {
     const ahead_t *ahead = context;
-    (void)error; /* a failure is reported to the thread that waits for the piece */
+    (void)error; /* a failure is reported to the thread that waits for the chunk */
     *more = tms_backup_batch_help(&ahead->t->saver->stores, &ahead->t->planned.batch, ahead->device);
     return TMS_OK;
 }

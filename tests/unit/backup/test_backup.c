@@ -184,18 +184,18 @@ static void a_plan_of_more_than_4_gib(void **state) {
     assert_int_equal(held_bytes(f), 0);
 }
 
-/* A buffer of one piece that is usable already, and a backup in which the second extent lies behind 4 GiB. */
+/* A buffer of one chunk that is usable already, and a backup in which the second extent lies behind 4 GiB. */
 static void copies_from_and_to_beyond_4_gib(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_copier_t copier;
     const uint64_t room = 5 * GIB;
-    f->saver.stores.host.piece_bytes = room;
+    f->saver.stores.host.chunk_bytes = room;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 4 * MIB);
     char *memory = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     assert_ptr_not_equal(memory, MAP_FAILED);
-    tms_host_chunk_t piece = {.bytes = room, .state = TMS_PIECE_USABLE};
-    struct tms_host_block block = {.store = &f->saver.stores.host, .memory = memory, .bytes = room, .pieces = &piece};
+    tms_host_chunk_t chunk = {.bytes = room, .state = TMS_CHUNK_USABLE};
+    struct tms_host_block block = {.store = &f->saver.stores.host, .memory = memory, .bytes = room, .chunks = &chunk};
     tms_host_buffer_t buffer = {.store = block.store, .block = &block, .memory = memory, .bytes = room, .references = 1};
     tms_extent_t extents[] = {{.offset = 0, .packed = 0, .bytes = MIB},
                               {.offset = 2 * MIB, .packed = 4 * GIB + MIB, .bytes = 2 * MIB}};

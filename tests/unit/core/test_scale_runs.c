@@ -1,4 +1,4 @@
-/* Guards the cost of tens of thousands of segments in runs and in address ranges, counted in driver calls and in free pieces
+/* Guards the cost of tens of thousands of segments in runs and in address ranges, counted in driver calls and in free spans
  * that were compared, so that the speed of the machine does not matter. The rest of test_scale.c. */
 
 #include "support.h"
@@ -33,7 +33,7 @@ static uint64_t reserved_bytes(const fixture_t *f) {
     return bytes;
 }
 
-static uint64_t compared_pieces(const fixture_t *f) {
+static uint64_t compared_spans(const fixture_t *f) {
     uint64_t steps = 0;
     for (const tms_kind_t *kind = f->saver.kinds; kind; kind = kind->next) steps += kind->space.steps;
     return steps;
@@ -58,7 +58,7 @@ static void a_tag_of_one_segment_reserves_no_more_than_twice_its_bytes(void **st
     }
     assert_true(reserved_bytes(f) <= 2 * MANY * SMALL);
     assert_int_equal(simulator()->calls("cuMemAddressReserve"), MANY);
-    assert_true(compared_pieces(f) <= MANY);
+    assert_true(compared_spans(f) <= MANY);
     dispose_of_all(f, segments);
     free(segments);
 }
@@ -74,7 +74,7 @@ static void one_tag_needs_few_ranges(void **state) {
         assert_true(reserved_bytes(f) <= 2 * (uint64_t)(i + 1) * SMALL);
     }
     assert_true(simulator()->calls("cuMemAddressReserve") <= MAX_RANGES);
-    assert_true(compared_pieces(f) <= (uint64_t)STEPS_A_SEGMENT * MANY);
+    assert_true(compared_spans(f) <= (uint64_t)STEPS_A_SEGMENT * MANY);
     dispose_of_all(f, segments);
     free(segments);
 }
@@ -111,8 +111,8 @@ static void runs_cost_as_much_as_their_number(void **state) {
         }
         assert_true(f->saver.steps - steps <= (uint64_t)STEPS_A_SEGMENT * MANY);
     }
-    /* Every second one, so that no free piece joins another, and then the rest. */
-    const uint64_t created = simulator()->calls("cuMemCreate"), compared = compared_pieces(f);
+    /* Every second one, so that no free span joins another, and then the rest. */
+    const uint64_t created = simulator()->calls("cuMemCreate"), compared = compared_spans(f);
     uint64_t *addresses = calloc(MANY, sizeof *addresses);
     assert_non_null(addresses);
     int count = 0;
@@ -126,7 +126,7 @@ static void runs_cost_as_much_as_their_number(void **state) {
     free(addresses);
     assert_int_equal(physical_bytes(0), 0);
     assert_int_equal(simulator()->calls("cuMemUnmap"), created);
-    assert_int_equal(compared_pieces(f), compared); /* a free searches nothing */
+    assert_int_equal(compared_spans(f), compared); /* a free searches nothing */
     assert_int_equal(reserved_bytes(f), 0);
 }
 

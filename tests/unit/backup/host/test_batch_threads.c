@@ -10,7 +10,7 @@ static void without_threads_the_waiter_does_the_work(void **state) {
         int succeed, fail, lines;
     } cases[] = {{0, 1000, 1}, {0, 1, 1}, {1, 1000, 1}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const uint64_t bytes[] = {3 * PIECE, 5 * PIECE};
+        const uint64_t bytes[] = {3 * CHUNK, 5 * CHUNK};
         char text[TEXT_BYTES];
         tms_host_buffer_t *buffers[2];
         captured_stderr_t captured = capture_begin();
@@ -19,7 +19,7 @@ static void without_threads_the_waiter_does_the_work(void **state) {
         struct tms_host_batch *batch = start_batch(f, TMS_BACKUP_PINNED, bytes, 2, TMS_HOST_RELEASE, buffers);
         await_all(buffers[1]);
         await_all(buffers[0]);
-        assert_int_equal(pinned_bytes(), 8 * PIECE);
+        assert_int_equal(pinned_bytes(), 8 * CHUNK);
         memset(buffers[0]->memory, 1, bytes[0]);
         memset(buffers[1]->memory, 1, bytes[1]);
         tms_host_batch_destroy(batch);
@@ -45,7 +45,7 @@ static void hold_touching(int count) {
 
 static void a_waiter_can_be_interrupted(void **state) {
     host_fixture_t *f = *state;
-    const uint64_t bytes = 4 * PIECE;
+    const uint64_t bytes = 4 * CHUNK;
     tms_host_buffer_t *buffer;
     tms_error_t error;
     tms_wait_t wait;
@@ -65,7 +65,7 @@ static void a_waiter_can_be_interrupted(void **state) {
 
 static void a_batch_destroyed_early_is_no_longer_waited_for(void **state) {
     host_fixture_t *f = *state;
-    const uint64_t bytes = 32 * PIECE;
+    const uint64_t bytes = 32 * CHUNK;
     for (int i = 0; i < 8; i++) {
         tms_host_buffer_t *buffer;
         tms_error_t error;
@@ -79,7 +79,7 @@ static void a_batch_destroyed_early_is_no_longer_waited_for(void **state) {
         assert_empty(f);
     }
     struct tms_host_batch *batch = create(f); /* never started */
-    tms_host_buffer_t *buffer = add(batch, PIECE, 0, NULL);
+    tms_host_buffer_t *buffer = add(batch, CHUNK, 0, NULL);
     tms_error_t error;
     uint64_t part = 0;
     assert_null(buffer->memory);
@@ -100,14 +100,14 @@ static void a_stream_capture_is_not_broken(void **state) {
     ASSERT_CUDA(CALL(cuCtxPushCurrent_v2, context));
     ASSERT_CUDA(CALL(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING));
     ASSERT_CUDA(CALL(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-    tms_host_buffer_t *buffer = make_buffer(f, TMS_BACKUP_PINNED, 4 * PIECE, TMS_HOST_RELEASE);
-    assert_int_equal(pinned_bytes(), 4 * PIECE);
+    tms_host_buffer_t *buffer = make_buffer(f, TMS_BACKUP_PINNED, 4 * CHUNK, TMS_HOST_RELEASE);
+    assert_int_equal(pinned_bytes(), 4 * CHUNK);
     tms_host_buffer_drop(buffer);
     assert_empty(f);
     fail_call(CALL_THREAD, 0, 1000); /* and on the thread that captures */
     atomic_store(&f->log.level, TMS_LOG_SILENT);
-    buffer = make_buffer(f, TMS_BACKUP_PINNED, 4 * PIECE, TMS_HOST_RELEASE);
-    assert_int_equal(pinned_bytes(), 4 * PIECE);
+    buffer = make_buffer(f, TMS_BACKUP_PINNED, 4 * CHUNK, TMS_HOST_RELEASE);
+    assert_int_equal(pinned_bytes(), 4 * CHUNK);
     tms_host_buffer_drop(buffer);
     assert_empty(f);
     fail_call(CALL_THREAD, 0, 0);
@@ -127,11 +127,11 @@ static void a_stream_capture_is_not_broken(void **state) {
 static void a_batch_that_does_not_fit_is_refused_before_prefaulting(void **state) {
     host_fixture_t *f = *state;
     struct tms_host_batch *batch = create(f);
-    tms_host_buffer_t *buffers[] = {add(batch, 3 * PIECE, 0, NULL), add(batch, 3 * PIECE, 0, NULL)};
+    tms_host_buffer_t *buffers[] = {add(batch, 3 * CHUNK, 0, NULL), add(batch, 3 * CHUNK, 0, NULL)};
     tms_error_t error;
-    f->store.limits.cap_bytes = 6 * PIECE - 1;
+    f->store.limits.cap_bytes = 6 * CHUNK - 1;
     assert_int_equal(tms_host_batch_start(batch, &CONTEXT, &error), TMS_OUT_OF_HOST_MEMORY);
-    assert_int_equal(error.bytes, 6 * PIECE);
+    assert_int_equal(error.bytes, 6 * CHUNK);
     assert_non_null(strstr(error.message, "TMS_HOST_MEMORY_LIMIT_MB"));
     assert_int_equal(calls_made(CALL_MMAP), 0);
     assert_int_equal(CALL(calls, "*"), 0); /* and no GPU memory */
@@ -143,10 +143,10 @@ static void a_batch_that_does_not_fit_is_refused_before_prefaulting(void **state
 /* Memory in flight counts once: a cap of exactly this size suffices. */
 static void a_batch_that_fits_exactly_fits(void **state) {
     host_fixture_t *f = *state;
-    f->store.limits.cap_bytes = 32 * PIECE;
+    f->store.limits.cap_bytes = 32 * CHUNK;
     for (int i = 0; i < 8; i++) {
-        tms_host_buffer_t *buffer = make_buffer(f, TMS_BACKUP_PINNED, 32 * PIECE, TMS_HOST_RELEASE);
-        assert_int_equal(atomic_load(&f->store.resident_bytes), 32 * PIECE);
+        tms_host_buffer_t *buffer = make_buffer(f, TMS_BACKUP_PINNED, 32 * CHUNK, TMS_HOST_RELEASE);
+        assert_int_equal(atomic_load(&f->store.resident_bytes), 32 * CHUNK);
         tms_host_buffer_drop(buffer);
         assert_empty(f);
     }
@@ -187,12 +187,12 @@ static void use_fake_system(host_fixture_t *f) {
     ASSERT_OK(tms_host_limits_init(&f->store.limits, fake.root, UINT64_MAX, &error), error);
 }
 
-/* Memory is exhausted during a batch: pieces prefaulted before are usable, the others never are. */
+/* Memory is exhausted during a batch: chunks prefaulted before are usable, the others never are. */
 static void memory_exhausted_midway_fails_the_batch(void **state) {
     host_fixture_t *f = *state;
     const int threads[] = {1, 3, 15};
     for (size_t i = 0; i < 3; i++) {
-        const uint64_t bytes[] = {20 * PIECE, 12 * PIECE};
+        const uint64_t bytes[] = {20 * CHUNK, 12 * CHUNK};
         tms_host_buffer_t *buffers[2];
         tms_error_t error;
         uint64_t part = 0;
@@ -202,11 +202,11 @@ static void memory_exhausted_midway_fails_the_batch(void **state) {
         f->store.prefaulting_threads = threads[i];
         on_touch(exhaust);
         struct tms_host_batch *batch = start_batch(f, TMS_BACKUP_PINNED, bytes, 2, TMS_HOST_RELEASE, buffers);
-        assert_int_equal(tms_host_buffer_await(buffers[1], 11 * PIECE, NULL, &part, &CONTEXT, &error),
+        assert_int_equal(tms_host_buffer_await(buffers[1], 11 * CHUNK, NULL, &part, &CONTEXT, &error),
                          TMS_OUT_OF_HOST_MEMORY);
         assert_non_null(strstr(error.message, "MemAvailable"));
         /* Those before, those that each thread was working on, and those allowed ahead. */
-        assert_true(atomic_load(&f->store.resident_bytes) <= (uint64_t)(4 + threads[i] + 3) * PIECE);
+        assert_true(atomic_load(&f->store.resident_bytes) <= (uint64_t)(4 + threads[i] + 3) * CHUNK);
         if (threads[i] == 1) assert_int_equal(calls_made(CALL_MINCORE), fake.at + 1);
         on_touch(NULL);
         tms_host_batch_destroy(batch);
@@ -214,7 +214,7 @@ static void memory_exhausted_midway_fails_the_batch(void **state) {
         drop_all(buffers, 2);
         assert_empty(f);
         put("meminfo", "MemAvailable: 99999999 kB\n"); /* the next one finds memory again */
-        tms_host_buffer_drop(make_buffer(f, TMS_BACKUP_PINNED, 4 * PIECE, TMS_HOST_RELEASE));
+        tms_host_buffer_drop(make_buffer(f, TMS_BACKUP_PINNED, 4 * CHUNK, TMS_HOST_RELEASE));
         assert_empty(f);
         assert_int_equal(remove_temporary_directory(fake.root), 0);
     }
@@ -242,7 +242,7 @@ static void forget_and_go(void) {
 
 static void a_child_forked_meanwhile_forgets_the_batch(void **state) {
     host_fixture_t *f = *state;
-    const uint64_t bytes = 16 * PIECE;
+    const uint64_t bytes = 16 * CHUNK;
     atomic_store(&touching_is_held, true);
     on_touch(hold_touching);
     in_child.f = f;

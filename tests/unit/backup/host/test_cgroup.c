@@ -88,7 +88,7 @@ static host_fixture_t *begin(void) {
     (void)setup_host(&state);
     host_fixture_t *f = state;
     tms_error_t error;
-    f->store.piece_bytes = TMS_HOST_PIECE_BYTES;
+    f->store.chunk_bytes = TMS_HOST_CHUNK_BYTES;
     tms_host_limits_release(&f->store.limits); /* it is in another group now */
     EXPECT(tms_host_limits_init(&f->store.limits, "", UINT64_MAX, &error) == TMS_OK);
     return f;

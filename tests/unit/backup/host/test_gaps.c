@@ -9,7 +9,7 @@
 
 /* ---- what they cover ---- */
 
-static bool is_available(const tms_host_chunk_t *piece) { return piece->open && piece->state == TMS_PIECE_USABLE; }
+static bool is_available(const tms_host_chunk_t *chunk) { return chunk->open && chunk->state == TMS_CHUNK_USABLE; }
 
 static bool has_buffer(const struct tms_host_block *block, uint64_t offset) {
     for (const tms_host_buffer_t *buffer = block->first; buffer; buffer = buffer->next) {
@@ -23,9 +23,9 @@ static uint64_t check_block(const tms_host_store_t *store, const struct tms_host
     const tms_registry_node_t *last = NULL;
     uint64_t pages = 0;
     for (uint64_t offset = 0; offset < block->bytes; offset += PAGE) {
-        const bool available = is_available(&block->pieces[offset / PIECE]) && !has_buffer(block, offset);
+        const bool available = is_available(&block->chunks[offset / CHUNK]) && !has_buffer(block, offset);
         const tms_registry_node_t *node = tms_registry_find(&store->gaps, (uintptr_t)block->memory + offset);
-        /* Another block may have the addresses of pieces that are gone. */
+        /* Another block may have the addresses of chunks that are gone. */
         const bool found = node && ((const tms_host_gap_t *)node)->block == block;
         assert_int_equal(found, available);
         if (found) {
@@ -73,15 +73,15 @@ static void gaps_are_the_memory_of_the_pool_without_buffers(void **state) {
     const tms_host_policy_t policies[] = {TMS_HOST_POOL, TMS_HOST_POOL, TMS_HOST_RELEASE};
     tms_host_buffer_t *buffers[BUFFERS] = {NULL};
     uint32_t random = 1;
-    tms_host_store_set_pool_limit(&f->store, 16 * PIECE);
+    tms_host_store_set_pool_limit(&f->store, 16 * CHUNK);
     for (int step = 0; step < STEPS; step++) {
         const uint32_t i = next_random(&random) % BUFFERS;
         if (buffers[i]) {
             tms_host_buffer_drop(buffers[i]);
             buffers[i] = NULL;
         } else {
-            const uint64_t bytes = next_random(&random) % 4 == 0 ? PIECE * (1 + next_random(&random) % 2)
-                                                                 : 1 + next_random(&random) % (3 * PIECE / 2);
+            const uint64_t bytes = next_random(&random) % 4 == 0 ? CHUNK * (1 + next_random(&random) % 2)
+                                                                 : 1 + next_random(&random) % (3 * CHUNK / 2);
             buffers[i] = pinned(f, bytes, policies[next_random(&random) % 3]);
             memset(buffers[i]->memory, (int)i, buffers[i]->bytes);
         }
@@ -98,22 +98,22 @@ static void gaps_are_the_memory_of_the_pool_without_buffers(void **state) {
 
 static void a_buffer_gets_the_smallest_gap_that_fits(void **state) {
     host_fixture_t *f = *state;
-    const uint64_t sizes[] = {3 * PIECE, PIECE, 2 * PIECE, PIECE};
-    const uint64_t offsets[] = {0, 3 * PIECE, 4 * PIECE, 6 * PIECE};
+    const uint64_t sizes[] = {3 * CHUNK, CHUNK, 2 * CHUNK, CHUNK};
+    const uint64_t offsets[] = {0, 3 * CHUNK, 4 * CHUNK, 6 * CHUNK};
     tms_host_buffer_t *buffers[4];
-    tms_host_store_set_pool_limit(&f->store, 8 * PIECE);
-    tms_host_buffer_drop(pinned(f, 8 * PIECE, TMS_HOST_POOL));
+    tms_host_store_set_pool_limit(&f->store, 8 * CHUNK);
+    tms_host_buffer_drop(pinned(f, 8 * CHUNK, TMS_HOST_POOL));
     for (int i = 0; i < 4; i++) buffers[i] = pinned(f, sizes[i], TMS_HOST_POOL);
     char *memory = buffers[0]->memory;
     for (int i = 0; i < 4; i++) assert_ptr_equal(buffers[i]->memory, memory + offsets[i]); /* the rest is one gap */
     tms_host_buffer_drop(buffers[2]);
     tms_host_buffer_drop(buffers[0]); /* the latest gap */
-    buffers[2] = pinned(f, 2 * PIECE, TMS_HOST_POOL);
-    assert_ptr_equal(buffers[2]->memory, memory + 4 * PIECE);
-    buffers[0] = pinned(f, 3 * PIECE / 2, TMS_HOST_POOL); /* more than what is behind the last buffer */
+    buffers[2] = pinned(f, 2 * CHUNK, TMS_HOST_POOL);
+    assert_ptr_equal(buffers[2]->memory, memory + 4 * CHUNK);
+    buffers[0] = pinned(f, 3 * CHUNK / 2, TMS_HOST_POOL); /* more than what is behind the last buffer */
     assert_ptr_equal(buffers[0]->memory, memory);
     for (int i = 0; i < 4; i++) tms_host_buffer_drop(buffers[i]);
-    tms_host_buffer_t *whole = pinned(f, 8 * PIECE, TMS_HOST_POOL); /* the gaps have become one */
+    tms_host_buffer_t *whole = pinned(f, 8 * CHUNK, TMS_HOST_POOL); /* the gaps have become one */
     assert_ptr_equal(whole->memory, memory);
     tms_host_buffer_drop(whole);
 }
@@ -163,7 +163,7 @@ static void a_plan_does_not_visit_the_buffers_of_other_groups(void **state) {
 static void a_pool_that_is_too_small_is_searched_in_a_few_steps(void **state) {
     host_fixture_t *f = *state;
     static tms_host_buffer_t *buffers[MANY];
-    tms_host_store_set_pool_limit(&f->store, MANY * PAGE / 4 / PIECE * PIECE);
+    tms_host_store_set_pool_limit(&f->store, MANY * PAGE / 4 / CHUNK * CHUNK);
     for (int cycle = 0; cycle < 3; cycle++) {
         uint64_t steps = 0;
         plan_many(f, PAGE, NULL, buffers, &steps);
@@ -180,7 +180,7 @@ static void a_search_compares_a_limited_number_of_gaps(void **state) {
     static tms_host_buffer_t *buffers[MANY], *larger[MANY];
     enum { COMPARED = 64 };
     uint64_t steps = 0;
-    tms_host_store_set_pool_limit(&f->store, 64 * PIECE);
+    tms_host_store_set_pool_limit(&f->store, 64 * CHUNK);
     tms_host_buffer_drop(pinned(f, 2 * MANY * PAGE, TMS_HOST_POOL));
     plan_many(f, 2 * PAGE, NULL, buffers, &steps);
     drop_many(buffers, 0, 2);
@@ -208,7 +208,7 @@ static void each_group_is_found_in_a_few_steps(void **state) {
 }
 
 /* A copier asks for help whenever it waits. */
-static void help_does_not_begin_at_the_first_piece_each_time(void **state) {
+static void help_does_not_begin_at_the_first_chunk_each_time(void **state) {
     host_fixture_t *f = *state;
     static tms_host_buffer_t *buffers[MANY];
     static const char tags[MANY];
@@ -218,7 +218,7 @@ static void help_does_not_begin_at_the_first_piece_each_time(void **state) {
     for (int i = 0; i < MANY; i++) buffers[i] = plan(batch, PAGE, &tags[i]);
     ASSERT_OK(tms_host_batch_start(batch, &CONTEXT, &error), error);
     pthread_mutex_lock(&f->store.lock);
-    while (batch->blocks[MANY - 1]->pieces[0].state != TMS_PIECE_PREFAULTED)
+    while (batch->blocks[MANY - 1]->chunks[0].state != TMS_CHUNK_PREFAULTED)
         pthread_cond_wait(&f->store.changed, &f->store.lock);
     pthread_mutex_unlock(&f->store.lock);
     const uint64_t before = f->store.steps;
@@ -236,7 +236,7 @@ int main(void) {
         TEST(gaps_are_the_memory_of_the_pool_without_buffers),   TEST(a_buffer_gets_the_smallest_gap_that_fits),
         TEST(a_plan_does_not_visit_the_buffers_of_other_groups), TEST(a_pool_that_is_too_small_is_searched_in_a_few_steps),
         TEST(a_search_compares_a_limited_number_of_gaps),        TEST(each_group_is_found_in_a_few_steps),
-        TEST(help_does_not_begin_at_the_first_piece_each_time),
+        TEST(help_does_not_begin_at_the_first_chunk_each_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,7 +30,7 @@ static void dropped_memory_is_returned_to_the_system(void **state) {
     assert_true(resident_pages() - before >= bytes / page);
     tms_host_buffer_drop(buffer);
     assert_empty(f);
-    for (uint64_t i = 0; i < bytes; i += PIECE) assert_false(is_mapped(memory + i));
+    for (uint64_t i = 0; i < bytes; i += CHUNK) assert_false(is_mapped(memory + i));
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     assert_true(resident_pages() < before + 16 * MIB / page);
 #endif
@@ -39,13 +39,13 @@ static void dropped_memory_is_returned_to_the_system(void **state) {
 /* Dropping makes no driver call of its own: none happens before the releasing thread is unblocked. */
 static void another_thread_releases_memory(void **state) {
     host_fixture_t *f = *state;
-    tms_host_buffer_t *buffer = pinned(f, 4 * PIECE, TMS_HOST_RELEASE);
+    tms_host_buffer_t *buffer = pinned(f, 4 * CHUNK, TMS_HOST_RELEASE);
     char *memory = buffer->memory;
     hold_unregistering();
     tms_host_buffer_drop(buffer); /* returns */
     await_held(1);
     assert_int_equal(atomic_load(&f->store.buffer_bytes), 0);
-    assert_int_equal(resident(f), 4 * PIECE);
+    assert_int_equal(resident(f), 4 * CHUNK);
     assert_true(is_mapped(memory));
     release_unregistering();
     await_thread(f); /* the thread ends by itself */
@@ -55,10 +55,10 @@ static void another_thread_releases_memory(void **state) {
     assert_empty(f);
 }
 
-/* Each piece is released exactly when it holds no buffer any more. */
-static void a_piece_is_released_with_its_last_buffer(void **state) {
+/* Each chunk is released exactly when it holds no buffer any more. */
+static void a_chunk_is_released_with_its_last_buffer(void **state) {
     host_fixture_t *f = *state;
-    const uint64_t bytes[] = {3 * PIECE / 2, PIECE / 4, 9 * PIECE / 4};
+    const uint64_t bytes[] = {3 * CHUNK / 2, CHUNK / 4, 9 * CHUNK / 4};
     tms_host_buffer_t *buffers[3];
     struct tms_host_batch *batch = start_batch(f, TMS_BACKUP_PINNED, bytes, 3, TMS_HOST_RELEASE, buffers);
     for (int i = 0; i < 3; i++) await_all(buffers[i]);
@@ -67,12 +67,12 @@ static void a_piece_is_released_with_its_last_buffer(void **state) {
     memset(buffers[1]->memory, 42, bytes[1]);
     tms_host_buffer_drop(buffers[0]);
     tms_host_store_settle(&f->store);
-    assert_int_equal(resident(f), 3 * PIECE);
+    assert_int_equal(resident(f), 3 * CHUNK);
     assert_false(is_mapped(memory));
-    assert_true(is_mapped(memory + PIECE));
+    assert_true(is_mapped(memory + CHUNK));
     tms_host_buffer_drop(buffers[2]);
     tms_host_store_settle(&f->store);
-    assert_int_equal(resident(f), PIECE);
+    assert_int_equal(resident(f), CHUNK);
     assert_bytes((CUdeviceptr)buffers[1]->memory, bytes[1], 42);
     tms_host_buffer_drop(buffers[1]);
     assert_empty(f);
@@ -80,50 +80,50 @@ static void a_piece_is_released_with_its_last_buffer(void **state) {
 
 static void memory_of_kind_mmap_can_be_released_at_once(void **state) {
     host_fixture_t *f = *state;
-    tms_host_buffer_t *mmapped = make_buffer(f, TMS_BACKUP_MMAP, 4 * PIECE, TMS_HOST_RELEASE);
+    tms_host_buffer_t *mmapped = make_buffer(f, TMS_BACKUP_MMAP, 4 * CHUNK, TMS_HOST_RELEASE);
     char *memory = mmapped->memory;
-    assert_int_equal(pinned_bytes(), 4 * PIECE); /* otherwise the same memory */
+    assert_int_equal(pinned_bytes(), 4 * CHUNK); /* otherwise the same memory */
     fail_call(CALL_THREAD, 0, 1);                /* no other thread does it */
     atomic_store(&f->log.level, TMS_LOG_SILENT);
     tms_host_buffer_drop(mmapped);
     assert_true(is_mapped(memory));
     tms_host_store_release_now(&f->store);
-    for (uint64_t i = 0; i < 4 * PIECE; i += PIECE) assert_false(is_mapped(memory + i));
+    for (uint64_t i = 0; i < 4 * CHUNK; i += CHUNK) assert_false(is_mapped(memory + i));
     assert_empty(f);
 }
 
 /* It waits for what another thread has begun with, but not for PINNED memory. */
 static void releasing_now_waits_for_memory_of_kind_mmap_only(void **state) {
     host_fixture_t *f = *state;
-    tms_host_buffer_t *mmapped = make_buffer(f, TMS_BACKUP_MMAP, 2 * PIECE, TMS_HOST_RELEASE);
-    tms_host_buffer_t *other = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    tms_host_buffer_t *mmapped = make_buffer(f, TMS_BACKUP_MMAP, 2 * CHUNK, TMS_HOST_RELEASE);
+    tms_host_buffer_t *other = pinned(f, 2 * CHUNK, TMS_HOST_RELEASE);
     char *memory = mmapped->memory;
     hold_unregistering();
     tms_host_buffer_drop(other);
-    await_held(1);                         /* the thread is working on one of its pieces, and keeps it */
+    await_held(1);                         /* the thread is working on one of its chunks, and keeps it */
     tms_host_store_release_now(&f->store); /* returns: there is nothing of kind MMAP */
     release_unregistering();
     tms_host_buffer_drop(mmapped);
     tms_host_store_release_now(&f->store);
     assert_false(is_mapped(memory));
-    assert_false(is_mapped(memory + PIECE));
+    assert_false(is_mapped(memory + CHUNK));
     assert_empty(f);
 }
 
 static void without_a_thread_memory_waits_for_the_next_call(void **state) {
     host_fixture_t *f = *state;
     char text[TEXT_BYTES];
-    tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    tms_host_buffer_t *buffer = pinned(f, 2 * CHUNK, TMS_HOST_RELEASE);
     captured_stderr_t captured = capture_begin();
     fail_call(CALL_THREAD, 0, 1);
     tms_host_buffer_drop(buffer);
     capture_end(captured, text, sizeof text);
     assert_int_equal(count_lines(text), 1);
-    assert_int_equal(resident(f), 2 * PIECE);
+    assert_int_equal(resident(f), 2 * CHUNK);
     /* The start of the next batch is one. */
-    buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    buffer = pinned(f, 2 * CHUNK, TMS_HOST_RELEASE);
     await_thread(f);
-    assert_int_equal(resident(f), 2 * PIECE);
+    assert_int_equal(resident(f), 2 * CHUNK);
     tms_host_buffer_drop(buffer);
     assert_empty(f);
 }
@@ -131,22 +131,22 @@ static void without_a_thread_memory_waits_for_the_next_call(void **state) {
 static void a_view_keeps_its_memory(void **state) {
     host_fixture_t *f = *state;
     const tms_host_policy_t policies[] = {TMS_HOST_RELEASE, TMS_HOST_POOL};
-    tms_host_store_set_pool_limit(&f->store, 64 * PIECE);
+    tms_host_store_set_pool_limit(&f->store, 64 * CHUNK);
     for (int i = 0; i < 2; i++) {
-        tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, policies[i]);
-        memset(buffer->memory, 7, 2 * PIECE);
+        tms_host_buffer_t *buffer = pinned(f, 2 * CHUNK, policies[i]);
+        memset(buffer->memory, 7, 2 * CHUNK);
         tms_host_buffer_acquire(buffer);
         tms_host_buffer_drop(buffer);
         tms_host_store_settle(&f->store);
-        assert_int_equal(resident(f), 2 * PIECE);
+        assert_int_equal(resident(f), 2 * CHUNK);
         assert_int_equal(pooled(f), 0);
-        assert_bytes((CUdeviceptr)buffer->memory, 2 * PIECE, 7);
-        tms_host_buffer_t *next = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+        assert_bytes((CUdeviceptr)buffer->memory, 2 * CHUNK, 7);
+        tms_host_buffer_t *next = pinned(f, 2 * CHUNK, TMS_HOST_RELEASE);
         assert_ptr_not_equal(next->memory, buffer->memory);
         tms_host_buffer_drop(next);
         tms_host_buffer_drop(buffer);
         tms_host_store_settle(&f->store);
-        assert_int_equal(pooled(f), policies[i] == TMS_HOST_POOL ? 2 * PIECE : 0);
+        assert_int_equal(pooled(f), policies[i] == TMS_HOST_POOL ? 2 * CHUNK : 0);
     }
     tms_host_buffer_drop(NULL);
 }
@@ -162,15 +162,15 @@ static void dropping_does_not_wait_for_the_device(void **state) {
     ASSERT_OK(tms_devices_enter(&f->devices, 0, &CONTEXT, &error), error);
     block_t block = make_block(0, GRANULE);
     ASSERT_CUDA(CALL(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING));
-    tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    tms_host_buffer_t *buffer = pinned(f, 2 * CHUNK, TMS_HOST_RELEASE);
     char *memory = buffer->memory;
     ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE, 1, GATE));
     tms_host_buffer_drop(buffer);
     CALL(wait_until_synchronizing);
     assert_true(is_mapped(memory));
-    assert_int_equal(pinned_bytes(), 2 * PIECE);
-    buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
-    memset(buffer->memory, 1, 2 * PIECE);
+    assert_int_equal(pinned_bytes(), 2 * CHUNK);
+    buffer = pinned(f, 2 * CHUNK, TMS_HOST_RELEASE);
+    memset(buffer->memory, 1, 2 * CHUNK);
     CALL(open_gate, GATE);
     tms_host_buffer_drop(buffer);
     assert_empty(f);
@@ -182,7 +182,7 @@ static void dropping_does_not_wait_for_the_device(void **state) {
 /* As tms_host_store_retry does: a retry waits for the device as well, and runs on a thread. */
 static void a_retry_does_not_wait_for_the_device(void **state) {
     host_fixture_t *f = *state;
-    tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    tms_host_buffer_t *buffer = pinned(f, 2 * CHUNK, TMS_HOST_RELEASE);
     char *memory = buffer->memory;
     atomic_store(&f->log.level, TMS_LOG_SILENT);
     int started = calls_made(CALL_THREAD);
@@ -218,7 +218,7 @@ static void closing_leaves_quarantined_memory(void **state) {
     host_fixture_t *f = *state;
     atomic_store(&f->log.level, TMS_LOG_SILENT);
     CALL(fail_after, "cuMemHostUnregister", 0, 1, CUDA_ERROR_UNKNOWN);
-    tms_host_buffer_drop(pinned(f, PIECE, TMS_HOST_RELEASE));
+    tms_host_buffer_drop(pinned(f, CHUNK, TMS_HOST_RELEASE));
     tms_host_store_settle(&f->store);
     await_thread(f);
     tms_host_store_close(&f->store, INFINITY);
@@ -242,8 +242,8 @@ static void closing_waits_for_the_call_in_flight_and_allows_no_other(void **stat
     pthread_t thread;
     tms_error_t error;
     uint64_t part = 0;
-    tms_host_buffer_t *buffer = pinned(f, 4 * PIECE, TMS_HOST_RELEASE), *other = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
-    const uint64_t bytes = 2 * PIECE;
+    tms_host_buffer_t *buffer = pinned(f, 4 * CHUNK, TMS_HOST_RELEASE), *other = pinned(f, 2 * CHUNK, TMS_HOST_RELEASE);
+    const uint64_t bytes = 2 * CHUNK;
     hold_unregistering();
     tms_host_buffer_drop(buffer);
     await_held(1);
@@ -273,7 +273,7 @@ static void closing_waits_for_the_call_in_flight_and_allows_no_other(void **stat
 /* As if a kernel never ended, for which the driver's call waits. */
 static void closing_gives_up_on_a_call_that_does_not_return(void **state) {
     host_fixture_t *f = *state;
-    tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    tms_host_buffer_t *buffer = pinned(f, 2 * CHUNK, TMS_HOST_RELEASE);
     hold_unregistering();
     tms_host_buffer_drop(buffer);
     await_held(1);
@@ -304,7 +304,7 @@ static void touch_nothing(void) {
     tms_host_store_after_fork_in_child(&f->store);
     tms_quarantine_after_fork_in_child(&f->quarantine);
     if (is_mapped(memory)) _exit(2);
-    void *own = mmap(memory, PIECE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    void *own = mmap(memory, CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
     if (own != memory) _exit(3);
     memory[0] = 42;
     tms_host_buffer_acquire(in_child.buffer);
@@ -318,19 +318,19 @@ static void touch_nothing(void) {
 
 static void a_forked_child_changes_nothing(void **state) {
     host_fixture_t *f = *state;
-    tms_host_store_set_pool_limit(&f->store, 4 * PIECE);
-    tms_host_buffer_drop(pinned(f, 2 * PIECE, TMS_HOST_POOL));
+    tms_host_store_set_pool_limit(&f->store, 4 * CHUNK);
+    tms_host_buffer_drop(pinned(f, 2 * CHUNK, TMS_HOST_POOL));
     in_child.f = f;
-    in_child.buffer = pinned(f, 4 * PIECE, TMS_HOST_RELEASE);
-    memset(in_child.buffer->memory, 1, 4 * PIECE);
+    in_child.buffer = pinned(f, 4 * CHUNK, TMS_HOST_RELEASE);
+    memset(in_child.buffer->memory, 1, 4 * CHUNK);
     pthread_mutex_lock(&f->store.lock); /* as process.c does */
     int status = run_in_child(touch_nothing);
     pthread_mutex_unlock(&f->store.lock);
     assert_int_equal(status, 0);
-    assert_bytes((CUdeviceptr)in_child.buffer->memory, 4 * PIECE, 1);
+    assert_bytes((CUdeviceptr)in_child.buffer->memory, 4 * CHUNK, 1);
     tms_host_buffer_drop(in_child.buffer);
     tms_host_store_settle(&f->store);
-    assert_int_equal(pooled(f), 2 * PIECE);
+    assert_int_equal(pooled(f), 2 * CHUNK);
 }
 
 /* ---- many threads ---- */
@@ -339,13 +339,13 @@ enum { THREADS = 4, ROUNDS = 30 };
 
 static void *make_and_drop(void *argument) {
     host_fixture_t *f = argument;
-    const uint64_t sizes[] = {PIECE / 2, 3 * PIECE, 5000, 2 * PIECE};
+    const uint64_t sizes[] = {CHUNK / 2, 3 * CHUNK, 5000, 2 * CHUNK};
     for (int i = 0; i < ROUNDS; i++) {
         tms_host_buffer_t *buffer = pinned(f, sizes[i % 4], i % 3 ? TMS_HOST_POOL : TMS_HOST_RELEASE);
         memset(buffer->memory, i, buffer->bytes);
         tms_host_buffer_acquire(buffer);
         tms_host_buffer_drop(buffer);
-        if (i % 5 == 0) tms_host_store_set_pool_limit(&f->store, (uint64_t)(i % 7) * PIECE);
+        if (i % 5 == 0) tms_host_store_set_pool_limit(&f->store, (uint64_t)(i % 7) * CHUNK);
         if (i % 7 == 0) tms_host_store_release_now(&f->store);
         for (uint64_t at = 0; at < buffer->bytes; at += 1000) {
             if (((uint8_t *)buffer->memory)[at] != i) return "another thread wrote to it";
@@ -372,7 +372,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(dropped_memory_is_returned_to_the_system),
         TEST(another_thread_releases_memory),
-        TEST(a_piece_is_released_with_its_last_buffer),
+        TEST(a_chunk_is_released_with_its_last_buffer),
         TEST(memory_of_kind_mmap_can_be_released_at_once),
         TEST(releasing_now_waits_for_memory_of_kind_mmap_only),
         TEST(without_a_thread_memory_waits_for_the_next_call),

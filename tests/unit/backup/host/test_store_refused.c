@@ -9,7 +9,7 @@ static void memory_that_the_driver_fails_to_unpin_is_released_later(void **state
                            "cuDevicePrimaryCtxGetState"};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         char text[TEXT_BYTES];
-        tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+        tms_host_buffer_t *buffer = pinned(f, 2 * CHUNK, TMS_HOST_RELEASE);
         char *memory = buffer->memory;
         captured_stderr_t captured = capture_begin();
         CALL(fail_after, calls[i], 0, 3, CUDA_ERROR_UNKNOWN);
@@ -17,12 +17,12 @@ static void memory_that_the_driver_fails_to_unpin_is_released_later(void **state
         tms_host_store_settle(&f->store);
         assert_int_equal(atomic_load(&f->store.buffer_bytes), 0); /* it is no longer a backup */
         assert_int_equal(quarantined(f), 2);
-        assert_int_equal(resident(f), 2 * PIECE);
-        assert_int_equal(pinned_bytes(), 2 * PIECE);
+        assert_int_equal(resident(f), 2 * CHUNK);
+        assert_int_equal(pinned_bytes(), 2 * CHUNK);
         assert_true(is_mapped(memory)); /* the device may still write there */
         tms_quarantine_retry(&f->quarantine);
         assert_int_equal(quarantined(f), 1);
-        assert_int_equal(resident(f), PIECE);
+        assert_int_equal(resident(f), CHUNK);
         tms_quarantine_retry(&f->quarantine);
         capture_end(captured, text, sizeof text);
         assert_int_equal(count_lines(text), 1); /* the other two are counted */
@@ -36,7 +36,7 @@ static void memory_that_the_driver_fails_to_unpin_is_released_later(void **state
 static void memory_of_a_lost_device_stays(void **state) {
     host_fixture_t *f = *state;
     atomic_store(&f->log.level, TMS_LOG_SILENT);
-    tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    tms_host_buffer_t *buffer = pinned(f, 2 * CHUNK, TMS_HOST_RELEASE);
     char *memory = buffer->memory;
     CALL(lose_device, 0, CUDA_ERROR_ILLEGAL_ADDRESS);
     tms_host_buffer_drop(buffer);
@@ -56,7 +56,7 @@ static void memory_of_a_lost_device_stays(void **state) {
 
 static void registrations_ended_by_a_reset_are_accepted(void **state) {
     host_fixture_t *f = *state;
-    tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    tms_host_buffer_t *buffer = pinned(f, 2 * CHUNK, TMS_HOST_RELEASE);
     char *memory = buffer->memory;
     ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, 0));
     tms_host_buffer_drop(buffer);
@@ -69,10 +69,10 @@ static void registrations_ended_by_a_reset_are_accepted(void **state) {
 static void memory_that_the_system_fails_to_unmap_is_emptied_and_released_later(void **state) {
     host_fixture_t *f = *state;
     unsigned char resident_now = 1;
-    tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    tms_host_buffer_t *buffer = pinned(f, 2 * CHUNK, TMS_HOST_RELEASE);
     char *memory = buffer->memory;
     atomic_store(&f->log.level, TMS_LOG_SILENT);
-    memset(memory, 1, 2 * PIECE);
+    memset(memory, 1, 2 * CHUNK);
     fail_call(CALL_MUNMAP, 0, 3);
     tms_host_buffer_drop(buffer);
     tms_host_store_settle(&f->store);
@@ -89,7 +89,7 @@ static void memory_that_the_system_fails_to_unmap_is_emptied_and_released_later(
 
 static void a_deinitialized_driver_keeps_nothing(void **state) {
     host_fixture_t *f = *state;
-    tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    tms_host_buffer_t *buffer = pinned(f, 2 * CHUNK, TMS_HOST_RELEASE);
     char *memory = buffer->memory;
     CALL(fail_after, "cuMemHostUnregister", 0, 2, CUDA_ERROR_DEINITIALIZED);
     tms_host_buffer_drop(buffer);
@@ -102,9 +102,9 @@ static void a_deinitialized_driver_keeps_nothing(void **state) {
     tms_error_t error;
     ASSERT_OK(tms_devices_enter(&f->devices, 0, &CONTEXT, &error), error);
     ASSERT_CUDA(CALL(cuMemHostUnregister, memory));
-    ASSERT_CUDA(CALL(cuMemHostUnregister, memory + PIECE));
+    ASSERT_CUDA(CALL(cuMemHostUnregister, memory + CHUNK));
     tms_devices_leave(&f->devices, 0);
-    assert_int_equal(munmap(memory, 2 * PIECE), 0);
+    assert_int_equal(munmap(memory, 2 * CHUNK), 0);
 }
 
 static void a_failed_search_for_limits_is_reported(void **state) {

@@ -50,7 +50,7 @@ static void a_range_that_is_not_needed_any_more_goes_back(void **state) {
     tms_driver_table_t late = *f->cuda;
     late.cuMemAddressReserve = reserve_late;
     give_addresses(f, segments[FIRST + 1], &late);
-    assert_ptr_equal(segments[FIRST + 1]->piece->range, segments[FIRST]->piece->range);
+    assert_ptr_equal(segments[FIRST + 1]->span->range, segments[FIRST]->span->range);
     assert_int_equal(f->saver.kinds->space.reserved_bytes, SEGMENTS * SMALL);
     for (int i = 0; i < SEGMENTS; i++) (void)tms_free_release_segment(&f->saver, segments[i], tms_quiesced_without_users());
     assert_int_equal(simulator()->calls("cuMemAddressFree"), simulator()->calls("cuMemAddressReserve"));

@@ -107,7 +107,7 @@ static void a_pause_pins_during_the_copies(void **state) {
     tms_error_t error;
     char steps[STEPS_BYTES];
     const tms_selection_t selection = {.interrupted = never};
-    f->saver.stores.host.piece_bytes = MIB;
+    f->saver.stores.host.chunk_bytes = MIB;
     atomic_store(&f->saver.host_policy, TMS_HOST_POOL);
     uint64_t before = allocate(f, "before", TMS_BACKUP_PINNED, 4 * MIB);
     fill(before, 4 * MIB, 1);

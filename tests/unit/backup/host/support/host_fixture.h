@@ -1,7 +1,7 @@
 /* Shared by the tests of the host store: a store on the simulated GPU whose driver calls can be observed, and system calls
  * that can be made to fail. Included once in a program: it defines the calls of the C library that fail.
  *
- * The pieces of this store have PIECE bytes. Sizes in the tests are whole huge pages (2 MiB), to which blocks are rounded.
+ * The chunks of this store have CHUNK bytes. Sizes in the tests are whole huge pages (2 MiB), to which blocks are rounded.
  */
 #ifndef TMS_TEST_HOST_FIXTURE_H
 #define TMS_TEST_HOST_FIXTURE_H
@@ -17,7 +17,7 @@
 
 #include "backup/host/store.h"
 
-#define PIECE  MIB
+#define CHUNK  MIB
 #define UNUSED __attribute__((unused)) /* by some of the programs */
 
 enum { MAX_REGISTERED = 64, MAX_GIVEN_BACK = 256 };
@@ -46,7 +46,7 @@ UNUSED static void release_unregistering(void);
 UNUSED static void await_held(int calls);
 
 /* A store on one or two devices whose primary contexts are active; teardown_host fails the test if memory, threads or
- * quarantined pieces are left. */
+ * quarantined chunks are left. */
 UNUSED static int setup_host(void **state);
 UNUSED static int teardown_host(void **state);
 
@@ -62,8 +62,8 @@ UNUSED static tms_host_buffer_t *make_buffer(host_fixture_t *f, tms_backup_kind_
                                              tms_host_policy_t policy);
 
 UNUSED static uint64_t pinned_bytes(void); /* that the simulator has pinned */
-/* Whether the store still has this piece. A released piece may have been reused by a thread or ASan. */
-UNUSED static bool is_mapped(const void *piece);
+/* Whether the store still has this chunk. A released chunk may have been reused by a thread or ASan. */
+UNUSED static bool is_mapped(const void *chunk);
 /* Asserts that the store holds nothing after it has settled. */
 UNUSED static void assert_empty(host_fixture_t *f);
 
@@ -80,10 +80,10 @@ static struct {
     _Atomic int made, succeed, fail;
 } faults[HOST_CALLS];
 static void (*_Atomic touch_watch)(int);
-/* Pieces that were unmapped, the oldest overwritten first. */
+/* Chunks that were unmapped, the oldest overwritten first. */
 static struct {
     _Atomic unsigned count;
-    _Atomic uintptr_t pieces[MAX_GIVEN_BACK];
+    _Atomic uintptr_t chunks[MAX_GIVEN_BACK];
 } given_back;
 
 static void fail_call(host_call_t call, int succeed, int fail) {
@@ -123,20 +123,20 @@ void *mmap(void *address, size_t bytes, int protection, int flags, int file, off
     void *memory = REAL(mmap)(address, bytes, protection, flags, file, offset);
     if (memory == MAP_FAILED || !is_the_stores(bytes, protection, flags)) return memory;
     for (int i = 0; i < MAX_GIVEN_BACK; i++) { /* the store has it again */
-        uintptr_t piece = atomic_load(&given_back.pieces[i]);
-        if (piece >= (uintptr_t)memory && piece - (uintptr_t)memory < bytes) atomic_store(&given_back.pieces[i], 0);
+        uintptr_t chunk = atomic_load(&given_back.chunks[i]);
+        if (chunk >= (uintptr_t)memory && chunk - (uintptr_t)memory < bytes) atomic_store(&given_back.chunks[i], 0);
     }
     return memory;
 }
 
 int munmap(void *address, size_t bytes) {
-    if (bytes == PIECE && is_to_fail(CALL_MUNMAP)) {
+    if (bytes == CHUNK && is_to_fail(CALL_MUNMAP)) {
         errno = ENOMEM;
         return -1;
     }
-    if (bytes != PIECE) return REAL(munmap)(address, bytes);
+    if (bytes != CHUNK) return REAL(munmap)(address, bytes);
     /* Before the call: after it the store may reuse the address at once. */
-    _Atomic uintptr_t *place = &given_back.pieces[atomic_fetch_add(&given_back.count, 1) % MAX_GIVEN_BACK];
+    _Atomic uintptr_t *place = &given_back.chunks[atomic_fetch_add(&given_back.count, 1) % MAX_GIVEN_BACK];
     atomic_store(place, (uintptr_t)address);
     int result = REAL(munmap)(address, bytes);
     if (result != 0) atomic_store(place, 0);
@@ -260,7 +260,7 @@ static int setup_host(void **state) {
         tms_devices_leave(&f->devices, device);
     }
     ASSERT_OK(tms_host_store_init(&f->store, &f->devices, &f->log, &f->quarantine, UINT64_MAX, 0, &error), error);
-    f->store.piece_bytes = PIECE;
+    f->store.chunk_bytes = CHUNK;
     f->store.prefaulting_threads = 3;
     CALL(clear_counts);
     *state = f;
@@ -322,11 +322,11 @@ static tms_host_buffer_t *make_buffer(host_fixture_t *f, tms_backup_kind_t kind,
 
 static uint64_t pinned_bytes(void) { return usage_of(0).host_bytes; }
 
-static bool is_mapped(const void *piece) {
+static bool is_mapped(const void *chunk) {
     unsigned char resident;
     for (int i = 0; i < MAX_GIVEN_BACK; i++)
-        if (atomic_load(&given_back.pieces[i]) == (uintptr_t)piece) return false;
-    return REAL(mincore)((void *)(uintptr_t)piece, 1, &resident) == 0;
+        if (atomic_load(&given_back.chunks[i]) == (uintptr_t)chunk) return false;
+    return REAL(mincore)((void *)(uintptr_t)chunk, 1, &resident) == 0;
 }
 
 static void assert_empty(host_fixture_t *f) {
