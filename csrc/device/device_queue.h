@@ -17,10 +17,9 @@
  * devices and asks again is behind everybody who waits. So each of N processes that take the devices in turns is served
  * after N - 1 turns at most. A turn ends when the process holds none of the devices: its threads share it.
  *
- * Each poll of a waiter renews the modification time of its ticket. A waiter that is blocked by the same
- * ticket, with the same time, at TMS_QUEUE_PATIENCE polls in a row (about five seconds) removes the ticket, because its
- * process is stopped. A process that goes on makes its ticket again, under the same name, and so
- * has its old place.
+ * Each poll of a waiter renews the modification time of its ticket. A waiter that is blocked by the same ticket, with the
+ * same time, at TMS_QUEUE_PATIENCE polls in a row (about five seconds) removes the ticket, because its process is stopped. A
+ * process that goes on makes its ticket again, under the same name, and so has its old place.
  *
  * Only the order depends on tickets. If some are removed, no two processes hold a device at once.
  *

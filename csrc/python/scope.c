@@ -161,8 +161,8 @@ PyObject *tms_py_within(PyObject *module, PyObject *const *arguments, Py_ssize_t
     }
     Py_DECREF(done);
     result = PyObject_CallObject(call.values[FUNCTION], passed);
-    Py_DECREF(passed);
     kept = fetch();
+    Py_DECREF(passed);
     done = PyObject_CallMethodObjArgs(call.values[MANAGER], names[TMS_PY_DUNDER_EXIT], Py_None, Py_None, Py_None, NULL);
     if (done) {
         Py_DECREF(done);

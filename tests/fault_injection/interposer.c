@@ -64,7 +64,7 @@ static struct {
     atomic_long seconds_ahead;
 } it = {.lock = PTHREAD_MUTEX_INITIALIZER, .no_threads = PTHREAD_COND_INITIALIZER};
 
-static bool in_watched_text(uintptr_t address) {
+bool in_watched_object(uintptr_t address) {
     int count = atomic_load_explicit(&it.watched_count, memory_order_acquire);
     for (int i = 0; i < count; i++) {
         if (address >= it.watched[i].begin && address < it.watched[i].end) return true;
@@ -93,7 +93,7 @@ static const void *called_from(const uint8_t *caller) {
         slot = (const void *const *)(uintptr_t)relative(caller);
     } else if (caller[-5] == DIRECT) {
         const uint8_t *code = relative(caller);
-        if (!in_watched_text((uintptr_t)code)) return code;
+        if (!in_watched_object((uintptr_t)code)) return code;
         if (memcmp(code, landing, sizeof landing) == 0) code += sizeof landing;
         if (*code == BND) code++;
         if (code[0] == INDIRECT && code[1] == JUMP_THROUGH_RIP) slot = (const void *const *)(uintptr_t)relative(code + 6);
@@ -107,12 +107,10 @@ static const void *called_from(const uint8_t *caller) {
 }
 #endif
 
-bool in_watched_object(const void *address) { return in_watched_text((uintptr_t)address); }
-
 long seconds_ahead(void) { return atomic_load(&it.seconds_ahead); }
 
 bool is_watched(const void *caller, call_t call) {
-    if (!in_watched_text((uintptr_t)caller)) return false;
+    if (!in_watched_object((uintptr_t)caller)) return false;
     const void *called = called_from(caller);
     return !called || called == functions[call] || called == checked_functions[call];
 }

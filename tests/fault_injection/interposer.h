@@ -70,6 +70,8 @@ extern void *__libc_calloc(size_t count, size_t bytes);
 extern void *__libc_realloc(void *block, size_t bytes);
 extern void __libc_free(void *block);
 
+/* Whether an address lies in the code of a watched object. */
+bool in_watched_object(uintptr_t address);
 /* Whether a call of our function that returns to `caller` comes from a watched object. */
 bool is_watched(const void *caller, call_t call);
 /* Records a call of a watched object. Returns true, with errno set, if it is to fail. */
@@ -90,7 +92,6 @@ void count_thread(int change);
 
 /* The clock of the watched objects, CLOCK_MONOTONIC, is ahead of the system's by the seconds that have passed for them
  * alone: one whenever a test waits for their threads, so that it does not sleep where they wait for a quiet moment. */
-bool in_watched_object(const void *address);
 long seconds_ahead(void);
 
 #endif

@@ -137,7 +137,7 @@ EXPORT int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
 EXPORT int clock_gettime(clockid_t clock, struct timespec *now) {
     NEXT(int, clock_gettime)
     int failed = next(clock, now);
-    if (!failed && clock == CLOCK_MONOTONIC && in_watched_object(CALLER)) now->tv_sec += seconds_ahead();
+    if (!failed && clock == CLOCK_MONOTONIC && in_watched_object((uintptr_t)CALLER)) now->tv_sec += seconds_ahead();
     return failed;
 }
 
@@ -162,7 +162,7 @@ static int wait_by_watched_clock(pthread_cond_t *condition, pthread_mutex_t *mut
 }
 
 EXPORT int pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex, const struct timespec *until) {
-    if (in_watched_object(CALLER)) return wait_by_watched_clock(condition, mutex, until);
+    if (in_watched_object((uintptr_t)CALLER)) return wait_by_watched_clock(condition, mutex, until);
     static int (*_Atomic next_of)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
     int (*next)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *) = atomic_load(&next_of);
     if (!next) {

@@ -1,5 +1,5 @@
 """Guards the interposer: the calls that it sees, also if _FORTIFY_SOURCE has renamed them, or Python has its own address of
-malloc; what it counts as resident."""
+malloc; what it counts as resident; and the clock that goes forward while a test waits for threads."""
 
 from __future__ import annotations
 
@@ -102,6 +102,59 @@ with tempfile.TemporaryFile() as file:
 """
 
 
+#: Starts a thread that waits for an hour.
+WAITING_SOURCE = """
+#include <pthread.h>
+#include <time.h>
+
+enum { HOUR = 3600 };
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t began = PTHREAD_COND_INITIALIZER;
+static int waits;
+
+static void *wait_for_an_hour(void *argument) {
+    pthread_condattr_t attributes;
+    pthread_cond_t condition;
+    struct timespec end, now;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&condition, &attributes);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    end.tv_sec += HOUR;
+    pthread_mutex_lock(&lock);
+    waits = 1;
+    pthread_cond_signal(&began);
+    do {
+        pthread_cond_timedwait(&condition, &lock, &end);
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    } while (now.tv_sec < end.tv_sec);
+    pthread_mutex_unlock(&lock);
+    return argument;
+}
+long start(void) {
+    pthread_t thread;
+    if (pthread_create(&thread, 0, wait_for_an_hour, 0) || pthread_detach(thread)) return 1;
+    pthread_mutex_lock(&lock);
+    while (!waits) pthread_cond_wait(&began, &lock);
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+"""
+
+#: The number of threads after a second, and after more than an hour, by the library's clock.
+WAITING_PROGRAM = """
+import ctypes, json, sys
+
+interposer, library = ctypes.CDLL(None), ctypes.CDLL(sys.argv[1])
+assert interposer.tms_fault_watch(sys.argv[1].encode()) > 0
+assert library.start() == 0
+found = [interposer.tms_fault_wait_for_threads(0)]
+for second in range(3601):
+    interposer.tms_fault_wait_for_threads(0)
+print(json.dumps([*found, interposer.tms_fault_wait_for_threads(60)]))
+"""
+
+
 def run(interposer: Path, folder: Path, source: str, program: str, *arguments: str) -> object:
     """What a program prints about a library, both given as text, with the interposer preloaded."""
     library = folder / "library.so"
@@ -127,3 +180,7 @@ def test_pages_of_files_are_mapped_and_do_not_count_as_resident(interposer: Path
     """The system may evict them at any time."""
     size = 8 * os.sysconf("SC_PAGESIZE")
     assert run(interposer, tmp_path, MAPPING_SOURCE, MAPPING_PROGRAM, str(size)) == [[size, 0], [2 * size, size // 2]]
+
+
+def test_waits_of_a_library_end_by_its_own_clock(interposer: Path, tmp_path: Path) -> None:
+    assert run(interposer, tmp_path, WAITING_SOURCE, WAITING_PROGRAM) == [1, 0]

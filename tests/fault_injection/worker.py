@@ -234,8 +234,8 @@ class Worker:
 
     def run(self, only: str | None, skip: tuple[int, int]) -> None:
         points = self.count()
+        ends = self.ends(points)
         if not self.full:
-            ends = self.ends(points)
             points = [call for call in points if call in ends]
 
         def each(number: tuple[int, int], name: str, faults: list[Any], again: bool) -> dict[str, Any]:
@@ -253,7 +253,6 @@ class Worker:
                 sys.exit(0)
             return result
 
-        ends = self.ends(points)
         for number, (name, faults, again) in enumerate(self.plan(points), 1):
             result = each((number, 0), name, faults, again)
             single = len(faults) == 1 and faults[0].times == 1 and faults[0].code == faults[0].call.codes()[0]

@@ -150,8 +150,7 @@ static demand_t measure_demand(tms_transition_t *t) {
     return demand;
 }
 
-/* Replaces *found if the device lacks memory, or if no device was examined before. Skips a device without selected memory.
- */
+/* Replaces *found if the device lacks memory, or if no device was examined before. Skips devices without selected memory. */
 static tms_status_t examine(tms_transition_t *t, const demand_t *demand, int device, shortage_t *found, tms_error_t *error) {
     if (device < 0 || !(demand->owners >> device & 1)) return TMS_OK;
     uint64_t free_bytes = 0, total_bytes = 0, needed = demand->bytes[device];
@@ -173,9 +172,8 @@ static tms_status_t find_shortage(tms_transition_t *t, int likely, shortage_t *s
     tms_status_t status = examine(t, &demand, likely, &found, error);
     for (int device = 0; status == TMS_OK && device < t->devices->count && found.missing == 0; device++)
         status = examine(t, &demand, device, &found, error);
-    if (status != TMS_OK) return status;
-    *shortage = found;
-    return TMS_OK;
+    if (status == TMS_OK) *shortage = found;
+    return status;
 }
 
 /* Rewrites the error of the last attempt: needed, free and missing memory first, then the rest as points. */
@@ -218,20 +216,20 @@ static uint32_t seed(const tms_transition_t *t) {
     return ((uint32_t)(uint64_t)(t->wait.started * nanoseconds) ^ (uint32_t)getpid() * spread) | 1;
 }
 
-static double next_delay(backoff_t *patience) {
-    double delay = patience->delay * (0.5 + 0.5 * (double)tms_random_next(&patience->random) / (double)UINT32_MAX);
-    patience->delay = patience->delay * 2 < MAX_DELAY_SECONDS ? patience->delay * 2 : MAX_DELAY_SECONDS;
+static double next_delay(backoff_t *backoff) {
+    double delay = backoff->delay * (0.5 + 0.5 * (double)tms_random_next(&backoff->random) / (double)UINT32_MAX);
+    backoff->delay = backoff->delay * 2 < MAX_DELAY_SECONDS ? backoff->delay * 2 : MAX_DELAY_SECONDS;
     return delay;
 }
 
 /* Waits until enough memory is free: an attempt that cannot succeed would take memory from other waiting processes.
  * TMS_OUT_OF_DEVICE_MEMORY at the deadline; *error is unchanged then. */
-static tms_status_t await_memory(tms_transition_t *t, backoff_t *patience, tms_error_t *error) {
+static tms_status_t await_memory(tms_transition_t *t, backoff_t *backoff, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     shortage_t shortage = {0};
     do {
         if (tms_wait_remaining(&t->wait) <= 0) return TMS_OUT_OF_DEVICE_MEMORY;
-        tms_status_t status = tms_wait_sleep(&t->wait, next_delay(patience), &context, error);
+        tms_status_t status = tms_wait_sleep(&t->wait, next_delay(backoff), &context, error);
         if (status != TMS_OK) return status;
         tms_reclaim_within(t->saver, &t->wait); /* it may release the missing memory */
         status = tms_wait_check(&t->wait, &context, error);
@@ -242,14 +240,14 @@ static tms_status_t await_memory(tms_transition_t *t, backoff_t *patience, tms_e
 }
 
 static tms_status_t attempt_until_memory_suffices(tms_transition_t *t, tms_error_t *error) {
-    backoff_t patience = {.delay = FIRST_DELAY_SECONDS, .random = seed(t)};
+    backoff_t backoff = {.delay = FIRST_DELAY_SECONDS, .random = seed(t)};
     for (;;) {
         tms_status_t status = tms_steps_attempt(t, error);
         /* Another attempt would skip damaged segments, and so succeed with the rest. */
         if (status == TMS_OUT_OF_DEVICE_MEMORY && !t->done.damaged) {
             const bool waits = tms_wait_remaining(&t->wait) > 0;
             const uint64_t began = waits ? tms_observers_begin_phase(t, TMS_PHASE_WAIT) : 0;
-            status = await_memory(t, &patience, error);
+            status = await_memory(t, &backoff, error);
             if (waits) tms_observers_end_phase(t, TMS_PHASE_WAIT, began, status);
             if (status == TMS_OUT_OF_DEVICE_MEMORY) describe_shortage(t, error);
             if (status == TMS_OK) continue;
