@@ -82,8 +82,7 @@ class PoolStore:
         torch, stack = frame.torch, frame.stack
         if torch is None:
             return
-        if self.idle_pools.has_postponed:
-            self.idle_pools.retire_postponed(torch)
+        self.idle_pools.retire_postponed(torch)
         if frame.origin is not None or (stack and frame.managed):
             return
         devices = self.regions.devices()

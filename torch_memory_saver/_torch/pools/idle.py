@@ -66,11 +66,6 @@ class IdlePools:
 
     after_fork_in_child = _reset
 
-    @property
-    def has_postponed(self) -> bool:
-        """Whether pools wait for :meth:`retire_postponed`."""
-        return bool(self._postponed)
-
     def take_idle(self, options: RegionOptions, devices: Sequence[int], pools: list[Pool]) -> None:
         """Append an idle pool of each device to a list, until there is none. The caller holds the lock."""
         info = _core.tag_info(options.tag)
@@ -170,6 +165,8 @@ class IdlePools:
 
     def retire_postponed(self, torch: TorchCuda) -> None:
         """Retire the pools that finalizers and disable() left."""
+        if not self._postponed:  # the usual case
+            return
         claimed = _ClaimedPools(self._postponed)
         _core.within(claimed, self._retire_claimed, torch, claimed.pools)
 

@@ -250,9 +250,9 @@ def test_two_threads_retire_a_pool_once(store: PoolStore, fake_torch: FakeTorch,
     with pytest.raises(KeyboardInterrupt):
         store.idle_pools.retire_postponed(torch)
     assert retired == pools[:1]
-    store.idle_pools.retire_postponed(torch)
-    assert retired == [pools[0], *pools], "the interrupted one is retired again, which continues"
-    assert not store.idle_pools.has_postponed
+    for _ in range(2):  # the second time there is none left
+        store.idle_pools.retire_postponed(torch)
+        assert retired == [pools[0], *pools], "the interrupted one is retired again, which continues"
 
 
 def test_a_routing_may_end_while_the_pools_are_listed(store: PoolStore, fake_torch: FakeTorch) -> None:
