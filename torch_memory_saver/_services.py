@@ -11,7 +11,7 @@ from torch_memory_saver._engine.hooks import HookCall
 from torch_memory_saver._engine.hooks import register as register_hook
 from torch_memory_saver._engine.native_log import log_info
 from torch_memory_saver._engine.process import count_idle_bytes
-from torch_memory_saver._engine.tensors import storages_of
+from torch_memory_saver._engine.tensors.lookup import storages_of
 from torch_memory_saver._engine.variables import driver_library, path_at_import
 from torch_memory_saver._torch.binding import layer, releases
 from torch_memory_saver._torch.binding.captures import capture_gate

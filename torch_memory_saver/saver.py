@@ -20,8 +20,8 @@ from torch_memory_saver._engine.engine import Engine
 from torch_memory_saver._engine.hook_modes import DecoratingContext, HookMode
 from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
 from torch_memory_saver._engine.pending import PendingResume
-from torch_memory_saver._engine.preserved import PreserveHandle
-from torch_memory_saver._engine.tensors import is_paused, tag_of
+from torch_memory_saver._engine.tensors.lookup import is_paused, tag_of
+from torch_memory_saver._engine.tensors.preserved import PreserveHandle
 from torch_memory_saver._patches import Patch, patches_in_force
 from torch_memory_saver._text import suggestion
 from torch_memory_saver._torch.binding import layer
@@ -44,7 +44,7 @@ from torch_memory_saver.reports.usage import PreservedBlock, Stats
 if TYPE_CHECKING:
     import torch
 
-    from torch_memory_saver._engine.managed_tensors import ManageHandle
+    from torch_memory_saver._engine.tensors.managed_tensors import ManageHandle
 
     Preservable: TypeAlias = torch.Tensor | torch.nn.Module | Iterable[Any]
 

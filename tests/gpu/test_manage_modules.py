@@ -12,7 +12,7 @@ import pytest
 from gpu_programs import Program, run_programs
 from gpu_support import MIB, saver, torch
 
-from torch_memory_saver._engine import managed_modules
+from torch_memory_saver._engine.tensors import managed_modules
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 

@@ -12,7 +12,7 @@ import pytest
 from gpu_programs import Program, run_programs
 from gpu_support import MIB, empty, errors, free_bytes, saver, torch
 
-from torch_memory_saver._engine import managed_tensors
+from torch_memory_saver._engine.tensors import managed_tensors
 from torch_memory_saver._torch.binding import layer
 
 TAG = "optimizer"

@@ -11,7 +11,8 @@ import pytest
 from gpu_support import MIB, core, errors, saver, segment_of, torch
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine import engine, preserved
+from torch_memory_saver._engine import engine
+from torch_memory_saver._engine.tensors import preserved
 
 #: Bytes that neither a fill pattern nor zeroed memory has.
 VALUE = 3

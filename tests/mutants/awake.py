@@ -54,9 +54,9 @@ _SELECTION = (
     ),
 )
 
-_FRESHNESS = "torch_memory_saver/_engine/freshness.py"
-_SAMPLING = "torch_memory_saver/_engine/freshness.py"
-_TENSORS = "torch_memory_saver/_engine/freshness.py"
+_FRESHNESS = "torch_memory_saver/_engine/tensors/freshness.py"
+_SAMPLING = "torch_memory_saver/_engine/tensors/freshness.py"
+_TENSORS = "torch_memory_saver/_engine/tensors/freshness.py"
 _BLOCKS = "torch_memory_saver/_torch/memory/live_blocks.py"
 _FRESH_TESTS = "tests/unit/python/engine/test_freshness.py"
 _SAMPLING_TESTS = "tests/unit/python/engine/test_guard_sampling.py"
@@ -209,14 +209,14 @@ _FRESH = (
     ),
     Mutant(
         "a-name-has-no-path",
-        "torch_memory_saver/_engine/tensors.py",
+        "torch_memory_saver/_engine/tensors/lookup.py",
         "    while id(module) in parents and id(module) not in seen:",
         "    while id(module) in parents and id(module) in seen:",
         (_TENSOR_TESTS, _ON_GPU),
     ),
     Mutant(
         "frozen-modules-that-are-passed-have-no-name",
-        "torch_memory_saver/_engine/tensors.py",
+        "torch_memory_saver/_engine/tensors/lookup.py",
         "    known.update((id(module), module) for each in modules for module in each.modules())",
         "",
         (_TENSOR_TESTS, _ON_GPU),

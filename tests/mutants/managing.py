@@ -6,11 +6,11 @@ from mutant import Mutant
 
 __all__ = ["MUTANTS"]
 
-_MANAGING = "torch_memory_saver/_engine/managed_tensors.py"
-_MOVABLE = "torch_memory_saver/_engine/movable.py"
-_WRAPPED = "torch_memory_saver/_engine/optimizers.py"
-_MODULES = "torch_memory_saver/_engine/managed_modules.py"
-_SAVED = "torch_memory_saver/_engine/saved_tensors.py"
+_MANAGING = "torch_memory_saver/_engine/tensors/managed_tensors.py"
+_MOVABLE = "torch_memory_saver/_engine/tensors/movable.py"
+_WRAPPED = "torch_memory_saver/_engine/tensors/optimizers.py"
+_MODULES = "torch_memory_saver/_engine/tensors/managed_modules.py"
+_SAVED = "torch_memory_saver/_engine/tensors/saved_tensors.py"
 _MOVES = "torch:tests/gpu/test_manage.py::"
 _OPTIMIZERS = "torch:tests/gpu/test_manage_optimizers.py::"
 _WRAPPERS = "torch:tests/gpu/test_manage_wrappers.py::"

@@ -61,7 +61,7 @@ _POOLS = (
     ),
     Mutant(
         "a-kept-backup-is-of-any-tensor",
-        _SOURCES + "_engine/tensors.py",
+        _SOURCES + "_engine/tensors/lookup.py",
         "row.backup_bytes > 0 and holds_old(row)",
         "row.backup_bytes > 0",
         ("torch:tests/gpu/test_backup_owners.py::test_a_tensor_at_the_place_of_a_deleted_one",),

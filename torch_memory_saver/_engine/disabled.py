@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver._engine import preload
 from torch_memory_saver._engine.engine import Engine, check_capture, check_path, check_reservation, options_of_region
-from torch_memory_saver._engine.freshness import Checked
 from torch_memory_saver._engine.hook_modes import DecoratingContext
 from torch_memory_saver._engine.pending import PendingResume, handle_of
-from torch_memory_saver._engine.preserved import PreserveHandle, objects_in
 from torch_memory_saver._engine.process import graph_pools, pool_store
 from torch_memory_saver._engine.region import check_bound
-from torch_memory_saver._engine.tensors import get_cpu_backup
+from torch_memory_saver._engine.tensors.freshness import Checked
+from torch_memory_saver._engine.tensors.lookup import get_cpu_backup
+from torch_memory_saver._engine.tensors.preserved import PreserveHandle, objects_in
 from torch_memory_saver._torch.binding import layer
 from torch_memory_saver._torch.records.frames import FunctionDecorator
 from torch_memory_saver.errors import NotManagedError
@@ -38,7 +38,7 @@ from torch_memory_saver.reports.transitions import PauseReport, ResumeReport
 from torch_memory_saver.reports.usage import PreservedBlock, Stats, take_stats
 
 if TYPE_CHECKING:
-    from torch_memory_saver._engine.managed_tensors import ManageHandle
+    from torch_memory_saver._engine.tensors.managed_tensors import ManageHandle
 
 __all__ = ["DisabledEngine"]
 
@@ -103,8 +103,8 @@ class DisabledEngine(Engine):
         return function
 
     def manage(self, what: Any, *, tag: str = DEFAULT_TAG, backup: str | None = None) -> ManageHandle:
-        from torch_memory_saver._engine.managed_tensors import ManageHandle
-        from torch_memory_saver._engine.movable import find_movable, flat
+        from torch_memory_saver._engine.tensors.managed_tensors import ManageHandle
+        from torch_memory_saver._engine.tensors.movable import find_movable, flat
 
         RegionOptions.check(tag, backup, operation="manage")
         torch = layer.require().torch

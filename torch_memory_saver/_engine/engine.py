@@ -18,12 +18,10 @@ from torch_memory_saver import _core
 from torch_memory_saver._additions import added
 from torch_memory_saver._engine import hooks, preload
 from torch_memory_saver._engine.background import after_call, before_pause, explain, start_from_environment
-from torch_memory_saver._engine.freshness import Checked, check_fresh
 from torch_memory_saver._engine.hook_modes import DecoratingContext, check_hook_mode
 from torch_memory_saver._engine.hooks import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
 from torch_memory_saver._engine.native_log import passes_log_on
 from torch_memory_saver._engine.pending import PendingResume, on_main_thread
-from torch_memory_saver._engine.preserved import PreserveHandle, preserving_finder
 from torch_memory_saver._engine.process import (
     blas_workspaces,
     graph_pools,
@@ -37,7 +35,9 @@ from torch_memory_saver._engine.process import (
 )
 from torch_memory_saver._engine.region import Region, bind_region
 from torch_memory_saver._engine.silent_mistakes import warn_of_empty_pause, warn_of_receivers, warn_of_unknown_tags
-from torch_memory_saver._engine.tensors import get_cpu_backup
+from torch_memory_saver._engine.tensors.freshness import Checked, check_fresh
+from torch_memory_saver._engine.tensors.lookup import get_cpu_backup
+from torch_memory_saver._engine.tensors.preserved import PreserveHandle, preserving_finder
 from torch_memory_saver._engine.thread_pools import follow_thread_pools
 from torch_memory_saver._engine.variables import init_enabled, warn_of_unknown_variables
 from torch_memory_saver._torch.binding import layer
@@ -77,7 +77,7 @@ from torch_memory_saver.reports.transitions import PauseReport, ResumeReport, pa
 from torch_memory_saver.reports.usage import PreservedBlock, Stats, take_stats
 
 if TYPE_CHECKING:
-    from torch_memory_saver._engine.managed_tensors import ManageHandle
+    from torch_memory_saver._engine.tensors.managed_tensors import ManageHandle
 
 __all__ = [
     "Engine",
@@ -248,7 +248,7 @@ class Engine:
 
     @passes_log_on
     def manage(self, what: Any, *, tag: str = DEFAULT_TAG, backup: str | None = None) -> ManageHandle:
-        from torch_memory_saver._engine.managed_tensors import manage  # few programs need it
+        from torch_memory_saver._engine.tensors.managed_tensors import manage  # few programs need it
 
         return manage(self._store, managed_modules, what, RegionOptions.check(tag, backup, operation="manage"))
 

@@ -17,9 +17,9 @@ from torch_memory_saver.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from torch_memory_saver._engine.managed_tensors import ManageHandle
     from torch_memory_saver._engine.pending import PendingResume
-    from torch_memory_saver._engine.preserved import PreserveHandle
+    from torch_memory_saver._engine.tensors.managed_tensors import ManageHandle
+    from torch_memory_saver._engine.tensors.preserved import PreserveHandle
     from torch_memory_saver.reports.freshness import FreshReport
     from torch_memory_saver.reports.ledger import Ledger
     from torch_memory_saver.reports.transitions import PauseReport, ResumeReport

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._additions import added
-from torch_memory_saver._engine.managed_modules import ManagedModules
 from torch_memory_saver._engine.pending import PendingResumes
-from torch_memory_saver._engine.preserved import Preserved
 from torch_memory_saver._engine.region import Region
+from torch_memory_saver._engine.tensors.managed_modules import ManagedModules
+from torch_memory_saver._engine.tensors.preserved import Preserved
 from torch_memory_saver._engine.variables import init_enabled
 from torch_memory_saver._torch.binding import layer
 from torch_memory_saver._torch.binding.captures import before_capture, capture_gate

@@ -6,7 +6,7 @@ import gc
 from types import SimpleNamespace
 from typing import Any
 
-from torch_memory_saver._engine.tensors import extent_of, find_tensors
+from torch_memory_saver._engine.tensors.lookup import extent_of, find_tensors
 
 
 class Tensor:

@@ -12,7 +12,8 @@ from core_regions import core_region
 from fake_torch import FakeGraph, FakeTorch
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._engine import engine, freshness
+from torch_memory_saver._engine import engine
+from torch_memory_saver._engine.tensors import freshness
 from torch_memory_saver.reports import FreshReport, UnwrittenBlock
 from torch_memory_saver.saver import TorchMemorySaver
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_memory_saver._engine import freshness
-from torch_memory_saver._engine.freshness import PART_BYTES, PARTS, Piece, Sampled, sample
+from torch_memory_saver._engine.tensors import freshness
+from torch_memory_saver._engine.tensors.freshness import PART_BYTES, PARTS, Piece, Sampled, sample
 
 BASE = 1 << 40
 PATTERN = 0xFF

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from torch_memory_saver._engine import managed_modules
-from torch_memory_saver._engine.managed_modules import ManagedModules
+from torch_memory_saver._engine.tensors import managed_modules
+from torch_memory_saver._engine.tensors.managed_modules import ManagedModules
 from torch_memory_saver.options import RegionOptions
 
 

@@ -10,8 +10,8 @@ import pytest
 from fake_torch import FakeTorch
 
 from torch_memory_saver import Hook, TorchMemorySaver, nccl
-from torch_memory_saver._engine.managed_tensors import ManageHandle
-from torch_memory_saver._engine.preserved import PreserveHandle
+from torch_memory_saver._engine.tensors.managed_tensors import ManageHandle
+from torch_memory_saver._engine.tensors.preserved import PreserveHandle
 from torch_memory_saver.reports import PauseReport, PreservedBlock, ResumeReport, Usage
 
 MIB = 1 << 20

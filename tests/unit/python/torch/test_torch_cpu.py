@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._engine import tensors
+from torch_memory_saver._engine.tensors import lookup
 from torch_memory_saver._torch.binding import layer
 
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -43,7 +43,7 @@ def backups(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeBuffer | None]:
 
 
 def get_cpu_backup(x: Any, zero_copy: bool) -> Any:
-    return tensors.get_cpu_backup(x, zero_copy, lambda row: True)
+    return lookup.get_cpu_backup(x, zero_copy, lambda row: True)
 
 
 def test_importing_both_in_either_order() -> None:

@@ -19,7 +19,7 @@ import gc
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch_memory_saver._engine.tensors import storages_of
+from torch_memory_saver._engine.tensors.lookup import storages_of
 
 __all__ = ["find_saved_storages"]
 

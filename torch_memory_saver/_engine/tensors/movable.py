@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine.optimizers import find_optimizers
-from torch_memory_saver._engine.saved_tensors import find_saved_storages
-from torch_memory_saver._engine.tensors import segments_in, storages_of
+from torch_memory_saver._engine.tensors.lookup import segments_in, storages_of
+from torch_memory_saver._engine.tensors.optimizers import find_optimizers
+from torch_memory_saver._engine.tensors.saved_tensors import find_saved_storages
 from torch_memory_saver._torch.binding.layer import PoolId, TorchCuda, pool_of
 from torch_memory_saver._torch.memory.live_blocks import pools_with_known_blocks
 from torch_memory_saver._torch.memory.store import PoolStore

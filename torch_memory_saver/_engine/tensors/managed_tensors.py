@@ -28,8 +28,10 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine.background import explain
-from torch_memory_saver._engine.managed_modules import ManagedModules
-from torch_memory_saver._engine.movable import (
+from torch_memory_saver._engine.region import Region
+from torch_memory_saver._engine.tensors.lookup import storages_of
+from torch_memory_saver._engine.tensors.managed_modules import ManagedModules
+from torch_memory_saver._engine.tensors.movable import (
     Movable,
     find_movable,
     flat,
@@ -38,9 +40,7 @@ from torch_memory_saver._engine.movable import (
     refuse_saved,
     tensors_in,
 )
-from torch_memory_saver._engine.optimizers import find_optimizers
-from torch_memory_saver._engine.region import Region
-from torch_memory_saver._engine.tensors import storages_of
+from torch_memory_saver._engine.tensors.optimizers import find_optimizers
 from torch_memory_saver._text import binary_size, counted, warn_once
 from torch_memory_saver._torch.binding import layer
 from torch_memory_saver._torch.binding.captures import capture_gate

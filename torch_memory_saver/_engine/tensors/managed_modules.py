@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine.tensors import storages_of
+from torch_memory_saver._engine.tensors.lookup import storages_of
 from torch_memory_saver._text import binary_size
 from torch_memory_saver._torch.records.tags import Tags, selects
 from torch_memory_saver.options import BACKUPS, RegionOptions

@@ -2,7 +2,7 @@
 
 The core knows where the contents of each allocation are from. Only memory that the last resume has filled is examined.
 PyTorch's snapshot says which blocks are live there. The record of that resume says which of them are older than it
-(live_blocks.py). The modules and tensors of the process say what lies in them (tensors.py).
+(live_blocks.py). The modules and tensors of the process say what lies in them (lookup.py).
 
 Once the devices are idle, the core counts the bytes of the pattern in pieces of memory. A piece is examined in parts, each
 from its first byte to its last. A part counts as unwritten if every byte of it is the pattern, because a single byte of that
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine.pending import on_main_thread
-from torch_memory_saver._engine.tensors import FoundTensor, FoundTensors, add_extents, find_tensors, storages_of
+from torch_memory_saver._engine.tensors.lookup import FoundTensor, FoundTensors, add_extents, find_tensors, storages_of
 from torch_memory_saver._torch.binding import layer
 from torch_memory_saver._torch.memory.live_blocks import ManagedBlock
 from torch_memory_saver._torch.records.tags import Tags, selects

@@ -31,7 +31,7 @@ from operator import add, lt
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine.tensors import add_extents, storages_of
+from torch_memory_saver._engine.tensors.lookup import add_extents, storages_of
 from torch_memory_saver._text import binary_size, counted
 from torch_memory_saver._torch.memory.live_blocks import Live
 from torch_memory_saver._torch.records.tags import Tags, selects
