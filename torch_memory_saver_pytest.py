@@ -37,7 +37,7 @@ _DEFAULT_MEMORY = "8GiB"
 _SIMULATOR = "_simulated_cuda.so"
 _MARKER = "device_memory"
 #: Allocations that a failure shows.
-_MOST_SHOWN = 5
+_MAX_SHOWN = 5
 _ILLEGAL_ADDRESS = 700
 _LOST = "The test has lost a simulated GPU."
 _BACK = "The next test gets it back. A real GPU stays lost until the process ends."
@@ -208,7 +208,7 @@ class _Peak:
         live.clear()
         for event in events[: sums.index(max(sums)) + 1] if sums else ():
             _replay(event, live)
-        return sorted(live.values(), key=lambda event: event["size"], reverse=True)[:_MOST_SHOWN]
+        return sorted(live.values(), key=lambda event: event["size"], reverse=True)[:_MAX_SHOWN]
 
     def _place(self, frames: Sequence[Mapping[str, Any]]) -> str:
         """Return the innermost line outside of PyTorch and of this package."""

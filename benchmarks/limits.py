@@ -30,9 +30,9 @@ _MADV_HUGEPAGE = 14
 _PROT_READ_WRITE = 3
 _MAP_PRIVATE_ANONYMOUS = 0x22
 _REGISTER_PORTABLE = 1
-_MOST_THREADS = 16
+_MAX_THREADS = 16
 #: The most threads that prefault the new host memory of a bare first pause: as many as the library uses.
-_MOST_THREADS_OF_FIRST_PAUSE = 15
+_MAX_THREADS_OF_FIRST_PAUSE = 15
 _NANOSECONDS = 1e9
 #: Bytes that one thread prefaults at a time.
 _TOUCHED_BYTES = 32 << 20
@@ -87,7 +87,7 @@ def call(name: str, *arguments: Any) -> None:
 
 def _prefault(address: int, size: int) -> None:
     """Writes to `size` bytes with several threads."""
-    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
     pieces = range(address, address + size, _TOUCHED_BYTES)
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(lambda piece: ctypes.memset(piece, 1, min(_TOUCHED_BYTES, address + size - piece)), pieces))
@@ -339,7 +339,7 @@ class BareAllocations:
     def first_pause(self) -> None:
         """Pauses with copies to new host memory, which is kept until forget_host."""
         processors = len(os.sched_getaffinity(0))
-        self._call("bare_first_pause", min(_MOST_THREADS_OF_FIRST_PAUSE, max(1, processors - 1)))
+        self._call("bare_first_pause", min(_MAX_THREADS_OF_FIRST_PAUSE, max(1, processors - 1)))
 
     def forget_host(self) -> None:
         self._call("bare_forget_host")

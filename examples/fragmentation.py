@@ -37,7 +37,7 @@ WIDTH = "88"
 #: PyTorch maps an expandable segment of large blocks in pieces of this size.
 PIECE = 20 * MIB
 PROGRAM = Path(__file__).resolve().parent / "_fragmentation_program.py"
-FEWEST, MOST = 3, 10
+MIN, MAX = 3, 10
 
 
 @dataclass(frozen=True)
@@ -159,12 +159,12 @@ def check_release(name: str, outcome: Outcome) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=4, help=f"from {FEWEST} to {MOST} (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=4, help=f"from {MIN} to {MAX} (default %(default)s)")
     parser.add_argument("--burst-mib", type=int, default=512, help="the images of a step (default %(default)s)")
     parser.add_argument("--out", metavar="DIR", type=Path, help="keep the snapshots there (default: a temporary folder)")
     options = parser.parse_args()
-    if not FEWEST <= options.steps <= MOST:
-        parser.error(f"--steps must be from {FEWEST} to {MOST}")
+    if not MIN <= options.steps <= MAX:
+        parser.error(f"--steps must be from {MIN} to {MAX}")
     if options.burst_mib * MIB < PREFIXES * image_bytes(FIRST_SIDE):
         parser.error(f"--burst-mib must have room for {PREFIXES} images of {image_bytes(FIRST_SIDE) / MIB:.1f} MiB")
     return options

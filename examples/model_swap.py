@@ -23,7 +23,7 @@ from torch import nn
 from torch_memory_saver import torch_memory_saver
 
 #: Each model takes this share of the device, and at most so many GiB, because both are in host memory.
-SHARE, MOST_GIB = 0.55, 49
+SHARE, MAX_GIB = 0.55, 49
 SWITCHES = 6
 
 
@@ -73,10 +73,10 @@ def pause(name: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=float, help=f"size of each model (default {SHARE} of the device, at most {MOST_GIB})")
+    parser.add_argument("--gib", type=float, help=f"size of each model (default {SHARE} of the device, at most {MAX_GIB})")
     gib = parser.parse_args().gib
     torch.ones(1, device="cuda")
-    size = int(GIB * (gib or min(SHARE * device_bytes() / GIB, MOST_GIB)))
+    size = int(GIB * (gib or min(SHARE * device_bytes() / GIB, MAX_GIB)))
 
     # A model that does not fit on the GPU, or whose backup does not fit in host memory, would fail later, half-way.
     check(

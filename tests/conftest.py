@@ -46,7 +46,7 @@ DEVICE_MEMORY = 512 * MIB
 BUILD_VARIABLES = {"TMS_WERROR", "TMS_PINNED_VERSION", "TMS_SYMBOLS"}
 
 #: The number of processes, however many cores there are.
-PROCESSES_MOST = 8
+MAX_PROCESSES = 8
 
 #: How many failures the tests with the marker ``faults`` have injected.
 INJECTED = pytest.StashKey[int]()
@@ -100,7 +100,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ or hasattr(config, "workerinput") or config.getoption("--gpu"):
         return
     if getattr(config.option, "numprocesses", "pytest-xdist is not installed") is None:
-        config.option.numprocesses = min(len(os.sched_getaffinity(0)) + 1, PROCESSES_MOST)
+        config.option.numprocesses = min(len(os.sched_getaffinity(0)) + 1, MAX_PROCESSES)
         config.option.dist = "worksteal"  # a file stays together, with its fixtures, until others are idle
 
 

@@ -30,7 +30,7 @@ __all__ = ["MANIFEST", "file_name", "published_directories", "published_names", 
 
 #: The manifest, which is the first file that is removed.
 MANIFEST = "manifest.json"
-_NAME_BYTES_MOST = 255  # of a file on tmpfs
+_MAX_NAME_BYTES = 255  # of a file on tmpfs
 _SHOWN = 40
 
 
@@ -48,8 +48,8 @@ def file_name(name: str, operation: str = "") -> str:
         raise _refused(operation, f"the name {name!r} is not valid Unicode: {error}") from error
     if encoded.startswith("."):
         encoded = f"%2E{encoded[1:]}"
-    if len(encoded) > _NAME_BYTES_MOST:
-        size = f"percent-encoded it has {len(encoded)} bytes, and may have {_NAME_BYTES_MOST}"
+    if len(encoded) > _MAX_NAME_BYTES:
+        size = f"percent-encoded it has {len(encoded)} bytes, and may have {_MAX_NAME_BYTES}"
         raise _refused(operation, f"the name {name[:_SHOWN]!r}... is too long: {size}")
     return encoded
 

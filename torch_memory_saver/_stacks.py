@@ -45,7 +45,7 @@ _ALLOCATOR = (
 #: The length to which names of C++ functions are cut, because the arguments of templates are long.
 _LONGEST_NATIVE = 90
 #: Numbers in files have 64 bits, with or without a sign.
-_LEAST, _MOST = -(1 << 63), 1 << 64
+_MIN, _MAX = -(1 << 63), 1 << 64
 
 
 class Frame(NamedTuple):
@@ -155,7 +155,7 @@ def whole_number(value: object) -> int:
     """
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{value!r} is not a number that is whole")
-    if not _LEAST <= value < _MOST:
+    if not _MIN <= value < _MAX:
         raise ValueError("a number has more than 64 bits")
     return value
 

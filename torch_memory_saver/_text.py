@@ -38,7 +38,7 @@ _SMALL = 0.1
 _UNKNOWN = "-"
 _WIDTH = 80
 #: Causes that contain names of the program, such as tags, must not grow without end.
-_MOST_CAUSES = 1000
+_MAX_CAUSES = 1000
 
 _logged: dict[str, object] = {}
 
@@ -159,7 +159,7 @@ def warn_once(cause: str, message: str, *arguments: object) -> None:
         message: The text, in the format of :mod:`logging`.
         arguments: The values of the text.
     """
-    if len(_logged) >= _MOST_CAUSES:
+    if len(_logged) >= _MAX_CAUSES:
         return
     mine = object()
     if _logged.setdefault(cause, mine) is mine:

@@ -210,7 +210,7 @@ tms_status_t tms_api_capture_begin(const tms_region_settings_t *settings, uint64
     tms_region_t region;
     tms_status_t status = state ? tms_saver_check_settings(&state->saver, error) : TMS_OUT_OF_HOST_MEMORY;
     if (status == TMS_OK && settings) status = tms_region_from_settings(&state->regions, settings, &region, error);
-    if (status == TMS_OK) status = tms_captures_begin(&state->saver, settings ? &region : NULL, identity, error);
+    if (status == TMS_OK) status = tms_capture_table_begin(&state->saver, settings ? &region : NULL, identity, error);
     return status;
 }
 
@@ -218,7 +218,7 @@ tms_status_t tms_api_capture_begin_on(void *stream, uint64_t *identity, tms_erro
     tms_state_t *state = tms_state(error);
     tms_capture_start_t begun;
     if (!state) return TMS_OUT_OF_HOST_MEMORY;
-    tms_status_t status = tms_captures_begin_on(&state->saver, stream, &begun, error);
+    tms_status_t status = tms_capture_table_begin_on(&state->saver, stream, &begun, error);
     if (status == TMS_INVALID_STATE && !begun.must_not_begin) {
         tms_state_warn_too_many_captures(state);
         status = TMS_OK;
@@ -230,8 +230,8 @@ tms_status_t tms_api_capture_begin_on(void *stream, uint64_t *identity, tms_erro
 int32_t tms_api_capture_end(uint64_t identity, int32_t unless_it_goes_on) {
     tms_state_t *state = tms_state_if_made();
     if (!state) return 0;
-    if (identity && unless_it_goes_on && tms_captures_goes_on(&state->saver, identity)) {
-        tms_captures_begun(&state->saver, identity);
+    if (identity && unless_it_goes_on && tms_capture_table_goes_on(&state->saver, identity)) {
+        tms_capture_table_begun(&state->saver, identity);
         return 0;
     }
     return tms_capture_end_of(&state->saver, identity);
@@ -239,7 +239,7 @@ int32_t tms_api_capture_end(uint64_t identity, int32_t unless_it_goes_on) {
 
 void tms_api_capture_begun(uint64_t identity) {
     tms_state_t *state = tms_state_if_made();
-    if (state) tms_captures_begun(&state->saver, identity);
+    if (state) tms_capture_table_begun(&state->saver, identity);
 }
 
 tms_status_t tms_api_refresh_peers(tms_error_t *error) {

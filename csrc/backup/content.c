@@ -100,7 +100,7 @@ static uint64_t piece_size(uint64_t offset, uint64_t bytes) {
     const uint64_t before = (VECTOR - offset % VECTOR) % VECTOR;
     if (before > 0) return bytes < before ? bytes : before;
     if (bytes > TMS_MAX_OBJECT_BYTES) return TMS_MAX_OBJECT_BYTES;
-    return bytes < TMS_OBJECT_BYTES_LEAST ? bytes : bytes / VECTOR * VECTOR;
+    return bytes < TMS_MIN_OBJECT_BYTES ? bytes : bytes / VECTOR * VECTOR;
 }
 
 /* Cuts a block of the segment into pieces, behind those that `content` has, which has room for them. If `content` has no

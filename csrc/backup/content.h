@@ -14,11 +14,11 @@
 #include "base/status.h"
 
 /* An extent of a backup of kind SHARED is one piece of a live block: at most TMS_MAX_OBJECT_BYTES, and neighbours stay
- * apart. It is an object (backup/shared) if it has at least TMS_OBJECT_BYTES_LEAST. An object begins and ends at a vector
+ * apart. It is an object (backup/shared) if it has at least TMS_MIN_OBJECT_BYTES. An object begins and ends at a vector
  * of the kernel that computes fingerprints. The bytes of a block before its first vector, and those after the last
  * vector of an object, are extents of their own. */
-#define TMS_MAX_OBJECT_BYTES   ((uint64_t)64 << 20)
-#define TMS_OBJECT_BYTES_LEAST ((uint64_t)256 << 10)
+#define TMS_MAX_OBJECT_BYTES ((uint64_t)64 << 20)
+#define TMS_MIN_OBJECT_BYTES ((uint64_t)256 << 10)
 
 /* A kept part of a segment: its offset in the segment and its offset (`packed`) in the backup, which has no gaps. */
 typedef struct tms_extent {
@@ -42,7 +42,7 @@ bool tms_live_lists(const tms_live_t *live, uint64_t address);
 /* Whether two contents keep the same parts of a segment, in a store of the same kind. */
 bool tms_backup_contents_match(const tms_backup_content_t *a, const tms_backup_content_t *b);
 /* Whether an extent of a backup of kind SHARED is an object. */
-static inline bool tms_extent_is_object(const tms_extent_t *extent) { return extent->bytes >= TMS_OBJECT_BYTES_LEAST; }
+static inline bool tms_extent_is_object(const tms_extent_t *extent) { return extent->bytes >= TMS_MIN_OBJECT_BYTES; }
 /* Frees the extents and makes the content empty. */
 void tms_backup_content_forget(tms_backup_content_t *content);
 

@@ -23,9 +23,9 @@ tms_status_t tms_devices_current_context(tms_devices_t *devices, tms_current_con
  * others is not waited for; a warning is logged once.
  *
  * Continues after a failure, and returns the first one; TMS_DEVICE_LOST only if there is no other. Logs further failures.
- * Fills *at_rest (may be NULL) in any case: the devices of `mask` that run nothing, because they are idle, not in use, or
+ * Fills *idle (may be NULL) in any case: the devices of `mask` that run nothing, because they are idle, not in use, or
  * lost. Work on the others may be in flight. */
 tms_status_t tms_devices_synchronize(tms_devices_t *devices, tms_device_mask_t mask, const tms_current_context_t *current,
-                                     tms_device_mask_t *at_rest, const tms_error_context_t *context, tms_error_t *error);
+                                     tms_device_mask_t *idle, const tms_error_context_t *context, tms_error_t *error);
 
 #endif

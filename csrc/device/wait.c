@@ -112,7 +112,7 @@ typedef struct job {
     int references;
     bool finished;
     tms_devices_t *devices;
-    tms_device_mask_t mask, at_rest;
+    tms_device_mask_t mask, idle;
     tms_current_context_t current; /* the caller's context; the helper has none */
     tms_error_context_t context;
     tms_status_t status;
@@ -132,13 +132,13 @@ static void drop_reference(job_t *job) {
 static void *run_helper(void *argument) {
     job_t *job = argument;
     tms_error_t error;
-    tms_device_mask_t at_rest = 0;
+    tms_device_mask_t idle = 0;
     tms_error_clear(&error);
-    tms_status_t status = tms_devices_synchronize(job->devices, job->mask, &job->current, &at_rest, &job->context, &error);
+    tms_status_t status = tms_devices_synchronize(job->devices, job->mask, &job->current, &idle, &job->context, &error);
     atomic_fetch_sub(&job->devices->helpers, 1);
     pthread_mutex_lock(&job->lock);
     job->status = status;
-    job->at_rest = at_rest;
+    job->idle = idle;
     job->error = error;
     job->finished = true;
     pthread_cond_signal(&job->finished_condition);
@@ -186,22 +186,21 @@ static job_t *begin_job(pthread_t *thread, tms_devices_t *devices, tms_device_ma
     return NULL;
 }
 
-tms_status_t tms_wait_for_devices(tms_wait_t *wait, tms_devices_t *devices, tms_device_mask_t mask,
-                                  tms_device_mask_t *at_rest, const tms_log_t *log, const tms_error_context_t *context,
-                                  tms_error_t *error) {
+tms_status_t tms_wait_for_devices(tms_wait_t *wait, tms_devices_t *devices, tms_device_mask_t mask, tms_device_mask_t *idle,
+                                  const tms_log_t *log, const tms_error_context_t *context, tms_error_t *error) {
     pthread_t thread;
     tms_current_context_t current;
     tms_error_t own;
-    if (at_rest) *at_rest = 0;
+    if (idle) *idle = 0;
     tms_status_t status = tms_devices_current_context(devices, &current, context, error);
     if (status != TMS_OK) return status;
     job_t *job = tms_wait_is_interruptible(wait) ? begin_job(&thread, devices, mask, &current, log, context) : NULL;
-    if (!job) return tms_devices_synchronize(devices, mask, &current, at_rest, context, error ? error : &own);
+    if (!job) return tms_devices_synchronize(devices, mask, &current, idle, context, error ? error : &own);
     status = await_helper(wait, job, context, error);
     if (status == TMS_OK) {
         pthread_join(thread, NULL);
         status = job->status;
-        if (at_rest) *at_rest = job->at_rest;
+        if (idle) *idle = job->idle;
         if (status != TMS_OK && error) *error = job->error;
     } else if (status == TMS_FORKED) {
         return status; /* the helper exists only in the parent, and may hold the lock */

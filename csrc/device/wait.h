@@ -75,11 +75,10 @@ void tms_wait_on_condition(tms_wait_t *wait, pthread_cond_t *condition, pthread_
 bool tms_wait_until(pthread_cond_t *condition, pthread_mutex_t *mutex, double deadline);
 
 /* tms_devices_synchronize with this thread's current context, interruptible: a helper thread waits for the devices while
- * this one checks for cancellation. If the call is cancelled, returns TMS_INTERRUPTED with an empty *at_rest, and the helper
+ * this one checks for cancellation. If the call is cancelled, returns TMS_INTERRUPTED with an empty *idle, and the helper
  * ends by itself. If the call is not interruptible, or no thread can be started (which is logged), this thread waits itself.
  */
-tms_status_t tms_wait_for_devices(tms_wait_t *wait, tms_devices_t *devices, tms_device_mask_t mask,
-                                  tms_device_mask_t *at_rest, const tms_log_t *log, const tms_error_context_t *context,
-                                  tms_error_t *error);
+tms_status_t tms_wait_for_devices(tms_wait_t *wait, tms_devices_t *devices, tms_device_mask_t mask, tms_device_mask_t *idle,
+                                  const tms_log_t *log, const tms_error_context_t *context, tms_error_t *error);
 
 #endif

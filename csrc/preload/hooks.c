@@ -142,7 +142,7 @@ static void *resolve_stream(void *stream, bool per_thread) {
  * not begin. */
 static bool announce(tms_state_t *state, void *stream, tms_capture_start_t *begun) {
     tms_error_t error;
-    tms_status_t status = tms_captures_begin_on(&state->saver, stream, begun, &error);
+    tms_status_t status = tms_capture_table_begin_on(&state->saver, stream, begun, &error);
     if (status == TMS_OK || status == TMS_FORKED) return true; /* in a forked child captures fail anyway */
     if (begun->must_not_begin)
         tms_log_write(&state->log, TMS_LOG_WARNING, "%s", error.message);
@@ -165,7 +165,7 @@ static void after_begin(tms_state_t *state, const tms_capture_start_t *begun, bo
     if (failed && !begun->known)
         (void)tms_capture_end_of(&state->saver, begun->identity);
     else
-        tms_captures_begun(&state->saver, begun->identity);
+        tms_capture_table_begun(&state->saver, begun->identity);
 }
 
 /* Announces the capture, and begins it with the real function. */

@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WATCHED_MOST = 8, TRACE_MOST = 1 << 16, LIVE_SLOTS = 1 << 16, MAPPED_MOST = 1 << 12, NAME_BYTES = 32 };
+enum { MAX_WATCHED = 8, MAX_TRACE = 1 << 16, LIVE_SLOTS = 1 << 16, MAX_MAPPED = 1 << 12, NAME_BYTES = 32 };
 
 static const char *const names[CALL_COUNT] = {
 #define NAME(name) #name,
@@ -45,19 +45,19 @@ static struct {
     pthread_mutex_t lock;
     struct {
         uintptr_t begin, end;
-    } watched[WATCHED_MOST];
+    } watched[MAX_WATCHED];
     atomic_int watched_count;
     bool recording;
     size_t trace_count;
-    uint8_t trace[TRACE_MOST];
-    uint64_t stamps[TRACE_MOST];
+    uint8_t trace[MAX_TRACE];
+    uint64_t stamps[MAX_TRACE];
     uint64_t (*clock)(const char *);
     rule_t rules[CALL_COUNT];
     uint64_t fired;
     live_t live[LIVE_SLOTS];
     atomic_size_t live_count;
     uint64_t blocks;
-    mapped_t mapped[MAPPED_MOST];
+    mapped_t mapped[MAX_MAPPED];
     size_t mapped_count;
     int threads;
     pthread_cond_t no_threads;
@@ -121,7 +121,7 @@ bool fails(call_t call, const void *caller) {
     uint64_t stamp = it.recording && it.clock ? it.clock("*") : 0;
     bool failing = false;
     pthread_mutex_lock(&it.lock);
-    if (it.recording && it.trace_count < TRACE_MOST) {
+    if (it.recording && it.trace_count < MAX_TRACE) {
         it.stamps[it.trace_count] = stamp;
         it.trace[it.trace_count++] = (uint8_t)call;
     }
@@ -169,7 +169,7 @@ void forget(void *address) {
 
 /* Under the lock. */
 static void add_mapped(uintptr_t begin, uintptr_t end, bool anonymous) {
-    if (begin < end && it.mapped_count < MAPPED_MOST) it.mapped[it.mapped_count++] = (mapped_t){begin, end, anonymous};
+    if (begin < end && it.mapped_count < MAX_MAPPED) it.mapped[it.mapped_count++] = (mapped_t){begin, end, anonymous};
 }
 
 void keep_mapped(uintptr_t begin, uintptr_t end, bool anonymous) {
@@ -212,7 +212,7 @@ static int watch_object(struct dl_phdr_info *info, size_t size, void *wanted) {
     for (int i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *header = &info->dlpi_phdr[i];
         int count = atomic_load(&it.watched_count);
-        if (header->p_type != PT_LOAD || !(header->p_flags & PF_X) || count == WATCHED_MOST) continue;
+        if (header->p_type != PT_LOAD || !(header->p_flags & PF_X) || count == MAX_WATCHED) continue;
         it.watched[count].begin = info->dlpi_addr + header->p_vaddr;
         it.watched[count].end = it.watched[count].begin + header->p_memsz;
         atomic_store_explicit(&it.watched_count, count + 1, memory_order_release);
@@ -266,10 +266,10 @@ EXPORT uint64_t tms_fault_mapped_bytes(void) {
 }
 /* The bytes of the resident ones of `pages` pages. */
 static uint64_t resident_bytes(uintptr_t begin, size_t pages, size_t page) {
-    enum { PAGES_MOST = 1 << 12 };
-    unsigned char resident[PAGES_MOST];
+    enum { MAX_PAGES = 1 << 12 };
+    unsigned char resident[MAX_PAGES];
     /* mincore fails if one of the pages is not mapped. */
-    if (pages > PAGES_MOST || mincore((void *)begin, pages * page, resident) != 0) {
+    if (pages > MAX_PAGES || mincore((void *)begin, pages * page, resident) != 0) {
         if (pages <= 1) return 0;
         size_t half = pages / 2;
         return resident_bytes(begin, half, page) + resident_bytes(begin + half * page, pages - half, page);

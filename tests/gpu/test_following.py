@@ -14,7 +14,7 @@ from gpu_programs import Program, run_programs
 from gpu_support import MIB, STARTED_PRELOADED, core, cuda_runtime, saver, torch
 
 #: The peak may be this much of the ordinary one.
-MOST = 1.15
+MAX_RATIO = 1.15
 PATIENCE_S = 60.0
 
 
@@ -31,7 +31,7 @@ def test_a_model_of_transformers_is_managed() -> None:
     assert len(managed) == 3
     for size, managed_size, peak in managed:
         assert managed_size == size
-        assert peak <= MOST * ordinary[2]
+        assert peak <= MAX_RATIO * ordinary[2]
 
 
 @pytest.mark.parametrize("workers", [2, 4, 16])
@@ -60,7 +60,7 @@ def test_memory_of_many_workers(workers: int) -> None:
     del tensors
     peak, tensors = reserved(True)
     assert {saver.tag_of(tensor) for tensor in tensors} == {"weights"}
-    assert peak <= MOST * ordinary
+    assert peak <= MAX_RATIO * ordinary
     saver.pause("weights")
     saver.resume("weights")
     assert all(bool((tensor == 1).all()) for tensor in tensors)

@@ -13,7 +13,7 @@ from importers import Importer, message
 
 OPERATIONS = 300
 SIZES = (MIB // 2, 2 * MIB, 12 * MIB)
-MOST_TENSORS, MOST_IMPORTS = 6, 8
+MAX_TENSORS, MAX_IMPORTS = 6, 8
 #: A pause of the one keeps contents, of the other discards them.
 KEPT, DISCARDED = "kept", "discarded"
 
@@ -52,7 +52,7 @@ class Shared:
 
     def allocate(self) -> None:
         tag = self.random.choice((KEPT, DISCARDED))
-        if len(self.owned) == MOST_TENSORS or tag in self.paused:
+        if len(self.owned) == MAX_TENSORS or tag in self.paused:
             return
         with saver.region(tag=tag, enable_cpu_backup=tag == KEPT):
             tensor = empty(self.random.choice(SIZES))
@@ -72,7 +72,7 @@ class Shared:
             self.owned.pop(self.random.randrange(len(self.owned)))
 
     def send(self) -> None:
-        if not self.owned or len(self.imported) == MOST_IMPORTS:
+        if not self.owned or len(self.imported) == MAX_IMPORTS:
             return
         owned = self.random.choice(self.owned)
         if owned.tag in self.paused:

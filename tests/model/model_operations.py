@@ -19,10 +19,10 @@ from model_world import FAILURES, MAX_ALLOCATIONS, World, describe_error
 from torch_memory_saver import _core, errors
 from torch_memory_saver import torch_memory_saver as saver
 
-MOST_CAPTURES = 2
-MOST_VIEWS = 4
+MAX_CAPTURES = 2
+MAX_VIEWS = 4
 #: How many allocations a loader makes at once.
-MOST_LOADED = 5
+MAX_LOADED = 5
 
 
 # Memory.
@@ -40,10 +40,10 @@ def allocate(world: World, choose: Any) -> bool:
 
 def load(world: World, choose: Any) -> bool:
     """Several allocations of one kind one after the other, as a program makes that loads weights. They are neighbours."""
-    if len(world.allocations) + MOST_LOADED > MAX_ALLOCATIONS:
+    if len(world.allocations) + MAX_LOADED > MAX_ALLOCATIONS:
         return False
     actor, device = choose.pick(world.actors), choose.integer(0, DEVICES - 1)
-    for _ in range(choose.integer(2, MOST_LOADED)):
+    for _ in range(choose.integer(2, MAX_LOADED)):
         allocate_on(world, actor, choose.integer(1, 2 * GRANULARITY), device)
     return True
 
@@ -227,7 +227,7 @@ def launch(world: World, allocation: Allocation, value: int, gate: int) -> None:
 def look_at_backup(world: World, choose: Any) -> bool:
     """Keeps a host backup alive beyond its allocation."""
     backed = [a for a in world.allocations if a.whole_copy is not None and a.state != DAMAGED]
-    if not backed or len(world.views) >= MOST_VIEWS:
+    if not backed or len(world.views) >= MAX_VIEWS:
         return False
     allocation = choose.pick(backed)
     buffer = _core.host_backup(allocation.address, allocation.size)
@@ -278,7 +278,7 @@ def flip_a_byte(world: World) -> None:
 
 
 def begin_capture(world: World, choose: Any) -> bool:
-    if len(world.captures) >= MOST_CAPTURES:
+    if len(world.captures) >= MAX_CAPTURES:
         return False
     level = choose_level(world, choose) if choose.integer(0, 1) else None
     if level:

@@ -15,7 +15,7 @@ from model_world import World
 from torch_memory_saver import _core
 from torch_memory_saver import torch_memory_saver as saver
 
-MOST_LEVELS = 5
+MAX_LEVELS = 5
 Operation = Callable[[World, Any], bool]
 
 
@@ -30,7 +30,7 @@ def choose_level(world: World, choose: Any) -> Level:
 
 def enter_region(world: World, choose: Any) -> bool:
     actor = choose.pick(world.actors)
-    if len(actor.levels) >= MOST_LEVELS:
+    if len(actor.levels) >= MAX_LEVELS:
         return False
     level = choose_level(world, choose)
     identity = actor.call(lambda: _core.region_enter(level.tag, level.backup, level.managed, level.policy, level.runs))

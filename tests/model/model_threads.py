@@ -17,7 +17,7 @@ from model_operations import (
     write_bytes,
 )
 from model_pausing import after_failed_pause, after_pause, call_pause, choose_pause, choose_tags, unknown_tags
-from model_settings import MOST_LEVELS, Operation, enter_region, leave_region
+from model_settings import MAX_LEVELS, Operation, enter_region, leave_region
 from model_world import FAILURES, MAX_ALLOCATIONS, World, describe_error
 
 from torch_memory_saver import _core, errors
@@ -194,7 +194,7 @@ def start_free(world: World, allocation: Allocation) -> Callable[[], Any]:
 
 
 def main_can_enter(world: World) -> bool:
-    return len(world.actors[0].levels) < MOST_LEVELS
+    return len(world.actors[0].levels) < MAX_LEVELS
 
 
 def enter_or_leave(world: World, choose: Any) -> None:

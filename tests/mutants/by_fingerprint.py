@@ -27,7 +27,7 @@ MUTANTS = (
     Mutant(
         "an-object-ends-inside-a-vector",
         _CONTENT,
-        "return bytes < TMS_OBJECT_BYTES_LEAST ? bytes : bytes / VECTOR * VECTOR;",
+        "return bytes < TMS_MIN_OBJECT_BYTES ? bytes : bytes / VECTOR * VECTOR;",
         "return bytes;",
         (_TEST_CONTENT, _TEST),
     ),

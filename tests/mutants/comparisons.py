@@ -90,7 +90,7 @@ MUTANTS = (
     Mutant(
         "a-recording-keeps-pauses-instead-of-steps",
         _SOURCES + "sampler.py",
-        "wanted = min(max(keep, DEFAULT_KEEP * len(self._selections)), MOST_PAUSES)",
+        "wanted = min(max(keep, DEFAULT_KEEP * len(self._selections)), MAX_PAUSES)",
         "wanted = keep",
         (_TESTS + "test_recording_from_environment.py::test_the_latest_steps_are_kept_whatever_the_number_of_their_pauses",),
     ),

@@ -62,8 +62,8 @@ MUTANTS = (
     Mutant(
         "a-page-that-the-device-may-write-to-is-unmapped",
         "csrc/core/transition/guard_mode.c",
-        "    else if (at_rest)",
-        "    else if (at_rest || true)",
+        "    else if (idle)",
+        "    else if (idle || true)",
         (_FAILED,),
     ),
     Mutant(

@@ -142,8 +142,8 @@ MUTANTS = (
     Mutant(
         "a-failed-snapshot-fails-the-program",
         _SOURCES + "sampler.py",
-        'keep=FEWEST_PAUSES, on_error="count"',
-        "keep=FEWEST_PAUSES",
+        'keep=MIN_PAUSES, on_error="count"',
+        "keep=MIN_PAUSES",
         (
             _TESTS
             + "test_recording_from_environment.py::test_a_failure_is_logged_once_with_the_folder_and_the_pause_goes_on",

@@ -307,7 +307,7 @@ _CAPTURES = (
     Mutant(
         "captures-that-have-ended-unseen-count",
         "csrc/core/transition/steps.c",
-        "return tms_captures_count(t->saver) == 0",
+        "return tms_capture_table_count(t->saver) == 0",
         "return tms_capture_visible(&t->saver->capture) == 0",
         ("tests/unit/device/test_capture_ended.c",),
     ),

@@ -310,7 +310,7 @@ MUTANTS = (
         "a-private-piece-takes-the-fingerprint-of-the-next",
         _CONTENTS,
         "if (fingerprints) fingerprints += chunks_of(&extents[i]);",
-        "if (fingerprints && extents[i].bytes >= TMS_OBJECT_BYTES_LEAST) fingerprints += chunks_of(&extents[i]);",
+        "if (fingerprints && extents[i].bytes >= TMS_MIN_OBJECT_BYTES) fingerprints += chunks_of(&extents[i]);",
         (_TEST_COPIES,),
     ),
     Mutant(
@@ -345,7 +345,7 @@ MUTANTS = (
         "a-private-tail-is-not-copied",
         _COPY,
         "    if (contents->rest.bytes > 0)\n        status = tms_host_copy_save(",
-        "    if (contents->rest.bytes > TMS_OBJECT_BYTES_LEAST)\n        status = tms_host_copy_save(",
+        "    if (contents->rest.bytes > TMS_MIN_OBJECT_BYTES)\n        status = tms_host_copy_save(",
         (_TEST_SHARED, _TEST_REPLICAS),
     ),
     Mutant(

@@ -35,7 +35,7 @@ _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_")
 _READ_LATE = ("TMS_", "CUDA_VISIBLE_DEVICES", "NCCL_", "TORCH_NCCL_", "PYTEST_", *_OF_ALLOCATOR, *_OF_RANKS)
 _READ_EARLY = ("TMS_DEBUG", "TMS_METRICS_FILE", "TMS_RELEASE_CACHED")
 #: A request: arguments and environment.
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 #: An answer: the process id at first, and its status at the end.
 _NUMBER = struct.Struct("i")
 
@@ -151,7 +151,7 @@ def _serve(control: socket.socket) -> CodeType:
                 os.close(answer)
                 os.close(descriptor)
                 continue
-            request, descriptors, _, _ = socket.recv_fds(control, _MOST_BYTES, 4)
+            request, descriptors, _, _ = socket.recv_fds(control, _MAX_BYTES, 4)
             if not request:
                 sys.exit()  # the tests have ended
             pid = os.fork()

@@ -21,8 +21,8 @@ BACKUPS: dict[str, dict[str, Any]] = {
 }
 POLICIES = ("release", "pool", "retain")
 SIZES = (1, 1000, 1 << 16, 1 << 20, 2 << 20, 3 << 20, 12 << 20)
-MOST_TENSORS = 12
-MOST_LEVELS = 4
+MAX_TENSORS = 12
+MAX_LEVELS = 4
 
 
 def payload(choose: Any, size: int) -> bytes:
@@ -34,7 +34,7 @@ def payload(choose: Any, size: int) -> bytes:
 
 
 def enter_region(world: TorchWorld, choose: Any) -> bool:
-    if len(world.levels) >= MOST_LEVELS:
+    if len(world.levels) >= MAX_LEVELS:
         return False
     tag, backup = choose.pick(TAGS), choose.pick(list(BACKUPS))
     memory = choose.pick((None, None, None, *POLICIES))
@@ -47,7 +47,7 @@ def enter_region(world: TorchWorld, choose: Any) -> bool:
 
 
 def enter_disable(world: TorchWorld, choose: Any) -> bool:
-    if not world.levels or len(world.levels) >= MOST_LEVELS:
+    if not world.levels or len(world.levels) >= MAX_LEVELS:
         return False
     world.say("disable()")
     manager = saver.disable()
@@ -72,7 +72,7 @@ def leave(world: TorchWorld, choose: Any) -> bool:
 
 
 def make(world: TorchWorld, choose: Any) -> bool:
-    if len(world.tensors) >= MOST_TENSORS:
+    if len(world.tensors) >= MAX_TENSORS:
         return False
     _, tag, backup, memory = world.levels[-1] if world.levels else (None, None, "none", None)
     size = choose.pick(SIZES)
@@ -91,7 +91,7 @@ def make(world: TorchWorld, choose: Any) -> bool:
 
 def make_on_another_thread(world: TorchWorld, choose: Any) -> bool:
     """In a region of that thread; the regions of this one do not apply."""
-    if len(world.tensors) >= MOST_TENSORS:
+    if len(world.tensors) >= MAX_TENSORS:
         return False
     tag, backup, size = choose.pick(TAGS), choose.pick(list(BACKUPS)), choose.pick(SIZES)
     data = payload(choose, size)[:size]

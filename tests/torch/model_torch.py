@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "model"))
 from model_choice import RandomChoice
 from model_machine import OPERATING_SYSTEM, OUT_OF_MEMORY, Machine
 from model_tensors import (
-    MOST_TENSORS,
+    MAX_TENSORS,
     POLICIES,
     SIZES,
     TAGS,
@@ -167,7 +167,7 @@ def pause_held(world: TorchWorld, choose: Any) -> bool:
     candidates = [each for each in world.tensors if each.tag is not None and each.active]
     taken = {tag for _, tag, *_ in world.levels}
     candidates = [each for each in candidates if each.tag not in taken]
-    if not candidates or len(world.tensors) >= MOST_TENSORS:
+    if not candidates or len(world.tensors) >= MAX_TENSORS:
         return False
     victim = choose.pick(candidates)
     selected = world.selected((str(victim.tag),), True)

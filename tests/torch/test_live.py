@@ -196,7 +196,7 @@ def test_a_retired_pool_is_thinned_until_its_memory_has_gone(tag: str, store: An
 
 
 def test_too_many_retired_pools_are_forgotten(tag: str, find: Find, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_memory_saver._torch.pools.idle._MOST_RETIRED", 2)
+    monkeypatch.setattr("torch_memory_saver._torch.pools.idle._MAX_RETIRED", 2)
     tensors = []
     for _ in range(3):
         with saver.region(tag):

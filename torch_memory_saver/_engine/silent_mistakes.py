@@ -21,7 +21,7 @@ logger = logging.getLogger("torch_memory_saver")
 
 _MIB = 1 << 20
 #: The known tags that a message lists.
-_MOST_TAGS = 10
+_MAX_TAGS = 10
 #: The operations that only list memory.
 _QUERIES = ("preserved", "stats")
 #: Hooks are registered before their memory is allocated. Only a similar tag shows that one is misspelled.
@@ -59,8 +59,8 @@ def warn_of_unknown_tags(operation: str, tags: Tags) -> str:
 
 
 def _listed(tags: list[str]) -> str:
-    names = ", ".join(map(repr, tags[:_MOST_TAGS])) or "none"
-    return names + (f" and {len(tags) - _MOST_TAGS} more" if len(tags) > _MOST_TAGS else "")
+    names = ", ".join(map(repr, tags[:_MAX_TAGS])) or "none"
+    return names + (f" and {len(tags) - _MAX_TAGS} more" if len(tags) > _MAX_TAGS else "")
 
 
 def warn_of_empty_pause(torch: TorchCuda | None) -> None:

@@ -14,14 +14,14 @@ from typing import Any
 
 from torch_memory_saver.errors import InvalidArgumentError
 
-from .pieces import BYTES_MOST, Plan, plan
+from .pieces import MAX_BYTES, Plan, plan
 from .tensors import Found, StorageShape, TensorShape
 
-__all__ = ["EXTRA_BYTES_MOST", "FORMAT", "Manifest", "ManifestError", "contents_of", "read"]
+__all__ = ["FORMAT", "MAX_EXTRA_BYTES", "Manifest", "ManifestError", "contents_of", "read"]
 
 FORMAT = 1
 #: The JSON text of `extra` may have so many bytes.
-EXTRA_BYTES_MOST = 1 << 20
+MAX_EXTRA_BYTES = 1 << 20
 _OBJECT = re.compile(r"[0-9a-f]{32}")
 
 
@@ -59,7 +59,7 @@ class Manifest:
         Raises:
             ManifestError: Their number is not that of the names.
         """
-        if sum(shape.bytes for shape in self.shapes) <= len(self.objects) * BYTES_MOST:  # otherwise the plan may be huge
+        if sum(shape.bytes for shape in self.shapes) <= len(self.objects) * MAX_BYTES:  # otherwise the plan may be huge
             made = plan(self.shapes)
             if len(made.pieces) + len(made.packs) == len(self.objects):
                 return made
@@ -123,9 +123,9 @@ def contents_of(identity: str, found: Found, extra: Any) -> str:
         text = json.dumps(extra, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"publish: extra must be a JSON value: {error}", operation="publish") from error
-    if len(text) > EXTRA_BYTES_MOST:
+    if len(text) > MAX_EXTRA_BYTES:
         raise InvalidArgumentError(
-            f"publish: extra has {len(text)} bytes as JSON; it may have {EXTRA_BYTES_MOST}", operation="publish"
+            f"publish: extra has {len(text)} bytes as JSON; it may have {MAX_EXTRA_BYTES}", operation="publish"
         )
     contents = {
         "format": FORMAT,

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from .tensors import VECTOR, StorageShape
 
-__all__ = ["BYTES_LEAST", "BYTES_MOST", "Pack", "Piece", "Plan", "plan"]
+__all__ = ["MAX_BYTES", "MIN_BYTES", "Pack", "Piece", "Plan", "plan"]
 
 #: The sizes of an object.
-BYTES_MOST, BYTES_LEAST = 64 << 20, 256 << 10
+MAX_BYTES, MIN_BYTES = 64 << 20, 256 << 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Pack:
     @property
     def bytes(self) -> int:
         """Size of the object. The bytes after the pieces are zeros."""
-        return max(BYTES_LEAST, -(-self.used // VECTOR) * VECTOR)
+        return max(MIN_BYTES, -(-self.used // VECTOR) * VECTOR)
 
 
 @dataclasses.dataclass
@@ -56,8 +56,8 @@ def plan(shapes: Sequence[StorageShape]) -> Plan:
     for index, shape in enumerate(shapes):
         offset = 0
         while offset < shape.bytes:
-            size = min(shape.bytes - offset, BYTES_MOST)
-            if shape.aligned and size >= BYTES_LEAST:
+            size = min(shape.bytes - offset, MAX_BYTES)
+            if shape.aligned and size >= MIN_BYTES:
                 size -= size % VECTOR
                 made.pieces.append(Piece(index, offset, size))
             else:
@@ -68,7 +68,7 @@ def plan(shapes: Sequence[StorageShape]) -> Plan:
 
 def _pack(made: Plan, filling: dict[int, Pack], device: int, piece: Piece) -> None:
     pack = filling.get(device)
-    if pack is None or pack.used + piece.bytes > BYTES_MOST:
+    if pack is None or pack.used + piece.bytes > MAX_BYTES:
         pack = filling[device] = Pack(device)
         made.packs.append(pack)
     pack.pieces.append(piece)

@@ -156,7 +156,7 @@ static tms_status_t add_buffers(pipe_t *pipe, uint64_t pieces, const tms_error_c
     /* Doubles the number each time: a small backup does not wait for memory that it does not use. The minimum fills a huge
      * page. */
     int wanted = before > 0 ? before : pieces < TMS_MAX_DISK_BUFFERS ? (int)pieces : TMS_MAX_DISK_BUFFERS;
-    if (wanted < TMS_DISK_BUFFERS_LEAST) wanted = TMS_DISK_BUFFERS_LEAST;
+    if (wanted < TMS_MIN_DISK_BUFFERS) wanted = TMS_MIN_DISK_BUFFERS;
     tms_error_t reason;
     tms_status_t status =
         tms_disk_staging_grow(staging, pipe->directory->host, pipe->copier->driver, wanted, context, &reason);

@@ -12,7 +12,7 @@ tms_status_t tms_disk_staging_create(tms_disk_staging_t **staging, tms_devices_t
     tms_disk_staging_t *made = calloc(1, sizeof *made);
     if (!made) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     uint64_t most = staging_bytes / TMS_DISK_BUFFER_BYTES;
-    if (most < TMS_DISK_BUFFERS_LEAST) most = TMS_DISK_BUFFERS_LEAST;
+    if (most < TMS_MIN_DISK_BUFFERS) most = TMS_MIN_DISK_BUFFERS;
     if (most > TMS_MAX_DISK_BUFFERS) most = TMS_MAX_DISK_BUFFERS;
     made->devices = devices;
     made->device = device;

@@ -15,7 +15,7 @@
  * memory its host copies through (docs/performance.md), and because requests in flight end soon when a call is cancelled. */
 #define TMS_DISK_BUFFER_BYTES TMS_DISK_BLOCK_BYTES
 /* The minimum is a huge page. */
-enum { TMS_MAX_DISK_BUFFERS = 24, TMS_DISK_BUFFERS_LEAST = 4 };
+enum { TMS_MAX_DISK_BUFFERS = 24, TMS_MIN_DISK_BUFFERS = 4 };
 
 /* One mapping with several buffers. */
 typedef struct tms_disk_staging_block {
@@ -36,7 +36,7 @@ typedef struct tms_disk_staging {
     tms_disk_uring_t uring; /* closed; opened by the queue */
 } tms_disk_staging_t;
 
-/* Creates a struct without buffers, for buffers of `staging_bytes` in total, from TMS_DISK_BUFFERS_LEAST to
+/* Creates a struct without buffers, for buffers of `staging_bytes` in total, from TMS_MIN_DISK_BUFFERS to
  * TMS_MAX_DISK_BUFFERS. */
 tms_status_t tms_disk_staging_create(tms_disk_staging_t **staging, tms_devices_t *devices, int device,
                                      uint64_t staging_bytes, const tms_error_context_t *context, tms_error_t *error);

@@ -165,7 +165,7 @@ static void list_block(struct tms_host_block *block) {
     block->listed = true;
     for (size_t i = 0; i < block->chunk_count; i++) {
         tms_host_chunk_t *chunk = &block->chunks[i];
-        chunk->state = TMS_CHUNK_PLANNED;
+        chunk->state = TMS_HOST_CHUNK_PLANNED;
         chunk->open = chunk->reserved = block->for_pool;
         store->planned_bytes += chunk->bytes;
         if (chunk->reserved) store->reserving_bytes += chunk->bytes;
@@ -244,10 +244,10 @@ static void abandon(struct tms_host_batch *batch, size_t index) {
     if (chunk->reserved) store->reserving_bytes -= chunk->bytes;
     chunk->in_flight = chunk->reserved = false;
     tms_host_pool_give_up_unusable(chunk);
-    if (chunk->state < TMS_CHUNK_USABLE) chunk->state = TMS_CHUNK_ABSENT;
+    if (chunk->state < TMS_HOST_CHUNK_USABLE) chunk->state = TMS_HOST_CHUNK_ABSENT;
     /* A chunk whose buffers have been dropped is retired. Idle chunks of the pool stay. */
-    bool idle = chunk->open && chunk->state == TMS_CHUNK_USABLE;
-    if (chunk->buffers == 0 && chunk->state <= TMS_CHUNK_USABLE && !idle)
+    bool idle = chunk->open && chunk->state == TMS_HOST_CHUNK_USABLE;
+    if (chunk->buffers == 0 && chunk->state <= TMS_HOST_CHUNK_USABLE && !idle)
         tms_host_chunk_retire(chunk, TMS_HOST_RELEASE, chunk->block->kind);
 }
 
@@ -282,10 +282,10 @@ bool tms_host_batch_help(struct tms_host_batch *batch, int device) {
     size_t *first = &batch->helped[device];
     for (size_t i = *first; i < batch->allowed && !found; i++) {
         tms_host_chunk_t *chunk = tms_host_entry_chunk(&batch->entries[i]);
-        const bool needs_help = chunk->block->device == device && chunk->state <= TMS_CHUNK_PREFAULTED;
+        const bool needs_help = chunk->block->device == device && chunk->state <= TMS_HOST_CHUNK_PREFAULTED;
         store->steps++;
         if (i == *first && !needs_help) ++*first;
-        if (needs_help && chunk->state == TMS_CHUNK_PREFAULTED) found = chunk;
+        if (needs_help && chunk->state == TMS_HOST_CHUNK_PREFAULTED) found = chunk;
     }
     bool helped = found && tms_host_work_help(batch, found);
     pthread_mutex_unlock(&store->lock);
@@ -310,7 +310,7 @@ tms_status_t tms_host_buffer_await(tms_host_buffer_t *buffer, uint64_t offset, t
     pthread_mutex_lock(&store->lock);
     for (;;) {
         tms_host_chunk_t *chunk = block->chunks ? tms_host_chunk_at(block, buffer->offset + offset) : NULL;
-        if (chunk && chunk->state == TMS_CHUNK_USABLE) {
+        if (chunk && chunk->state == TMS_HOST_CHUNK_USABLE) {
             uint64_t in_chunk = chunk->offset + chunk->bytes - (buffer->offset + offset), rest = buffer->bytes - offset;
             *bytes = rest < in_chunk ? rest : in_chunk;
             break;

@@ -7,8 +7,8 @@
 
 /* Whether a chunk of the pool is usable or is still being prepared. */
 static bool is_placeable(const tms_host_chunk_t *chunk) {
-    if (!chunk->open || chunk->state > TMS_CHUNK_USABLE || chunk->state == TMS_CHUNK_ABSENT) return false;
-    return chunk->state >= TMS_CHUNK_PINNING || !chunk->block->failed;
+    if (!chunk->open || chunk->state > TMS_HOST_CHUNK_USABLE || chunk->state == TMS_HOST_CHUNK_ABSENT) return false;
+    return chunk->state >= TMS_HOST_CHUNK_PINNING || !chunk->block->failed;
 }
 
 /* ---- chunks without buffers ---- */
@@ -22,25 +22,25 @@ void tms_host_pool_take(tms_host_chunk_t *chunk) {
 void tms_host_chunk_retire(tms_host_chunk_t *chunk, tms_host_policy_t policy, tms_backup_kind_t kind) {
     tms_host_store_t *store = chunk->block->store;
     /* A chunk in another state belongs to its batch, which retires it at the end. */
-    if (chunk->state != TMS_CHUNK_USABLE && chunk->state != TMS_CHUNK_ABSENT) return;
+    if (chunk->state != TMS_HOST_CHUNK_USABLE && chunk->state != TMS_HOST_CHUNK_ABSENT) return;
     /* Reserved chunks will enter the pool in any case. */
     uint64_t held = atomic_load(&store->pooled_bytes) + store->reserving_bytes;
     bool fits = chunk->bytes <= store->pool_limit_bytes && held <= store->pool_limit_bytes - chunk->bytes;
-    if (chunk->state == TMS_CHUNK_USABLE && policy == TMS_HOST_POOL && fits)
+    if (chunk->state == TMS_HOST_CHUNK_USABLE && policy == TMS_HOST_POOL && fits)
         tms_host_pool_take(chunk);
     else
         tms_host_release_queue(chunk, kind);
 }
 
 void tms_host_pool_give_up_unusable(tms_host_chunk_t *chunk) {
-    if (chunk->open && chunk->state < TMS_CHUNK_PINNING)
+    if (chunk->open && chunk->state < TMS_HOST_CHUNK_PINNING)
         tms_host_gaps_remove(chunk->block, chunk->offset, chunk->offset + chunk->bytes);
 }
 
 /* ---- buffers ---- */
 
 static void count_in(tms_host_chunk_t *chunk) {
-    if (chunk->buffers++ == 0 && chunk->open && chunk->state == TMS_CHUNK_USABLE)
+    if (chunk->buffers++ == 0 && chunk->open && chunk->state == TMS_HOST_CHUNK_USABLE)
         atomic_fetch_sub(&chunk->block->store->pooled_bytes, chunk->bytes);
 }
 
@@ -98,7 +98,7 @@ tms_status_t tms_host_pool_place(tms_host_store_t *store, tms_host_buffer_t *buf
 /* ---- the pool ---- */
 
 static bool is_idle(const tms_host_chunk_t *chunk) {
-    return chunk->open && chunk->state == TMS_CHUNK_USABLE && chunk->buffers == 0;
+    return chunk->open && chunk->state == TMS_HOST_CHUNK_USABLE && chunk->buffers == 0;
 }
 
 void tms_host_pool_give_up(tms_host_store_t *store, uint64_t bytes) {

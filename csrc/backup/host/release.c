@@ -10,7 +10,7 @@
 void tms_host_release_queue(tms_host_chunk_t *chunk, tms_backup_kind_t kind) {
     tms_host_store_t *store = chunk->block->store;
     if (chunk->open) tms_host_gaps_remove(chunk->block, chunk->offset, chunk->offset + chunk->bytes);
-    chunk->state = TMS_CHUNK_WAITING;
+    chunk->state = TMS_HOST_CHUNK_WAITING;
     chunk->open = false;
     chunk->kind = kind;
     chunk->next = NULL;
@@ -37,7 +37,7 @@ static tms_host_chunk_t *take_waiting(tms_host_store_t *store, bool only_mmap) {
     if (!chunk || !tms_host_call_begin(store)) return NULL;
     *(before ? &before->next : &store->waiting) = chunk->next;
     if (store->last_waiting == chunk) store->last_waiting = before;
-    chunk->state = TMS_CHUNK_RELEASING;
+    chunk->state = TMS_HOST_CHUNK_RELEASING;
     store->releasing[chunk->kind == TMS_BACKUP_MMAP]++;
     return chunk;
 }
@@ -47,7 +47,7 @@ static tms_host_chunk_t *take_waiting(tms_host_store_t *store, bool only_mmap) {
 static struct tms_host_block *count_out(tms_host_chunk_t *chunk) {
     if (chunk->counted) atomic_fetch_sub(&chunk->block->store->resident_bytes, chunk->bytes);
     chunk->counted = false;
-    chunk->state = TMS_CHUNK_GONE;
+    chunk->state = TMS_HOST_CHUNK_GONE;
     chunk->block->left--;
     return tms_host_block_forget(chunk->block);
 }
@@ -87,7 +87,7 @@ static void release_chunk(tms_host_store_t *store, tms_host_chunk_t *chunk) {
     if (status == TMS_OK)
         forgotten = count_out(chunk);
     else
-        chunk->state = TMS_CHUNK_REFUSED;
+        chunk->state = TMS_HOST_CHUNK_REFUSED;
     pthread_mutex_unlock(&store->lock);
     tms_host_block_free(forgotten);
     if (status != TMS_OK) {

@@ -92,16 +92,16 @@ struct tms_host_buffer {
 };
 
 typedef enum tms_host_chunk_state {
-    TMS_CHUNK_ABSENT,      /* not usable, and its batch has ended */
-    TMS_CHUNK_PLANNED,     /* waits for the threads of its batch */
-    TMS_CHUNK_PREFAULTING, /* being prefaulted in parts */
-    TMS_CHUNK_PREFAULTED,  /* waits to be pinned */
-    TMS_CHUNK_PINNING,
-    TMS_CHUNK_USABLE,    /* pinned, unless the driver failed to */
-    TMS_CHUNK_WAITING,   /* in the queue for release */
-    TMS_CHUNK_RELEASING, /* a thread is releasing it */
-    TMS_CHUNK_REFUSED,   /* in the quarantine */
-    TMS_CHUNK_GONE       /* released, addresses included */
+    TMS_HOST_CHUNK_ABSENT,      /* not usable, and its batch has ended */
+    TMS_HOST_CHUNK_PLANNED,     /* waits for the threads of its batch */
+    TMS_HOST_CHUNK_PREFAULTING, /* being prefaulted in parts */
+    TMS_HOST_CHUNK_PREFAULTED,  /* waits to be pinned */
+    TMS_HOST_CHUNK_PINNING,
+    TMS_HOST_CHUNK_USABLE,    /* pinned, unless the driver failed to */
+    TMS_HOST_CHUNK_WAITING,   /* in the queue for release */
+    TMS_HOST_CHUNK_RELEASING, /* a thread is releasing it */
+    TMS_HOST_CHUNK_REFUSED,   /* in the quarantine */
+    TMS_HOST_CHUNK_GONE       /* released, addresses included */
 } tms_host_chunk_state_t;
 
 typedef struct tms_host_chunk {

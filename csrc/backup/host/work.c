@@ -35,7 +35,7 @@ static void allow(struct tms_host_batch *batch, tms_host_chunk_t *chunk) {
     store->in_flight_bytes += chunk->bytes;
     atomic_fetch_add(&store->resident_bytes, chunk->bytes);
     chunk->in_flight = chunk->counted = true;
-    chunk->state = TMS_CHUNK_PREFAULTING;
+    chunk->state = TMS_HOST_CHUNK_PREFAULTING;
     batch->allowed++;
     batch->allowed_below = UINT64_MAX;
 }
@@ -89,7 +89,7 @@ static void prefault_part(struct tms_host_batch *batch) {
     pthread_mutex_lock(&store->lock);
     chunk->not_prefaulted -= bytes;
     if (chunk->not_prefaulted > 0) return;
-    chunk->state = TMS_CHUNK_PREFAULTED;
+    chunk->state = TMS_HOST_CHUNK_PREFAULTED;
     chunk->in_flight = false;
     store->in_flight_bytes -= chunk->bytes;
     pthread_cond_broadcast(&store->changed);
@@ -126,18 +126,18 @@ static void pin_chunk(struct tms_host_batch *batch, tms_host_chunk_t *chunk) {
     tms_host_store_t *store = batch->store;
     tms_error_t error;
     if (!tms_host_call_begin(store)) return;
-    chunk->state = TMS_CHUNK_PINNING;
+    chunk->state = TMS_HOST_CHUNK_PINNING;
     pthread_mutex_unlock(&store->lock);
     tms_status_t status = tms_host_chunk_pin(chunk, &batch->context, &error);
     pthread_mutex_lock(&store->lock);
     tms_host_call_end(store);
     if (status == TMS_OK) {
-        chunk->state = TMS_CHUNK_USABLE;
+        chunk->state = TMS_HOST_CHUNK_USABLE;
         if (chunk->reserved) store->reserving_bytes -= chunk->bytes;
         chunk->reserved = false;
         if (chunk->open && chunk->buffers == 0) tms_host_pool_take(chunk);
     } else {
-        chunk->state = TMS_CHUNK_PREFAULTED;
+        chunk->state = TMS_HOST_CHUNK_PREFAULTED;
         fail(batch, &error);
     }
     pthread_cond_broadcast(&store->changed);
@@ -185,11 +185,11 @@ void tms_host_work_stop(struct tms_host_batch *batch) {
 
 bool tms_host_work_help(struct tms_host_batch *batch, tms_host_chunk_t *chunk) {
     if (is_over(batch)) return false;
-    if (chunk->state == TMS_CHUNK_PREFAULTED) {
+    if (chunk->state == TMS_HOST_CHUNK_PREFAULTED) {
         pin_chunk(batch, chunk);
         return true;
     }
-    return chunk->state < TMS_CHUNK_PREFAULTED && batch->prefaulter_count == 0 && prefault_step(batch);
+    return chunk->state < TMS_HOST_CHUNK_PREFAULTED && batch->prefaulter_count == 0 && prefault_step(batch);
 }
 
 void tms_host_work_through(struct tms_host_batch *batch) {
@@ -197,7 +197,7 @@ void tms_host_work_through(struct tms_host_batch *batch) {
     pthread_mutex_lock(&store->lock);
     for (size_t i = 0; i < batch->entry_count;) {
         tms_host_chunk_t *chunk = tms_host_entry_chunk(&batch->entries[i]);
-        if (chunk->state >= TMS_CHUNK_USABLE)
+        if (chunk->state >= TMS_HOST_CHUNK_USABLE)
             i++;
         else if (is_over(batch))
             break;

@@ -6,7 +6,7 @@
 #include "backup/backup.h"
 #include "backup/shared/object.h"
 
-/* Returns the description of `content`: its extents of at least TMS_OBJECT_BYTES_LEAST as objects that are named by
+/* Returns the description of `content`: its extents of at least TMS_MIN_OBJECT_BYTES as objects that are named by
  * `fingerprints`, the others as the rest. `fingerprints` NULL: everything is the rest. The objects have one user more each,
  * and those that exist are linked; the rest has no buffer yet. TMS_OUT_OF_HOST_MEMORY, TMS_BACKUP_IO. */
 tms_status_t tms_shared_contents_make(tms_shared_store_t *store, const tms_backup_content_t *content,

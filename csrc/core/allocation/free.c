@@ -191,7 +191,7 @@ tms_use_t tms_free_await_users(tms_saver_t *saver, const tms_segment_t *segment,
         *quiesced = tms_quiesced_without_users();
         return TMS_UNUSED;
     }
-    if (tms_captures_count(saver) > 0) {
+    if (tms_capture_table_count(saver) > 0) {
         (void)tms_error_set(reason, TMS_CAPTURE_IN_PROGRESS, &context, NULL);
         return TMS_USED_UNTIL_CAPTURE_ENDS;
     }
@@ -199,10 +199,10 @@ tms_use_t tms_free_await_users(tms_saver_t *saver, const tms_segment_t *segment,
         (void)tms_wait_check(wait, &context, reason);
         return TMS_MAYBE_IN_USE;
     }
-    tms_device_mask_t at_rest = 0;
-    tms_status_t status = tms_quiesce(wait, saver->devices, users, quiesced, &at_rest, saver->log, &context, reason);
+    tms_device_mask_t idle = 0;
+    tms_status_t status = tms_quiesce(wait, saver->devices, users, quiesced, &idle, saver->log, &context, reason);
     if (status == TMS_OK) return TMS_UNUSED;
-    bool none_runs = (users & ~at_rest) == 0; /* every device that failed is lost */
+    bool none_runs = (users & ~idle) == 0; /* every device that failed is lost */
     if (!none_runs && (status == TMS_INTERRUPTED || status == TMS_FORKED))
         return TMS_MAYBE_IN_USE; /* the waiting call returns the status */
     if (none_runs || tms_driver_is_gone(reason)) {

@@ -141,7 +141,7 @@ bool tms_reclaim_is_needed(tms_saver_t *saver) {
 void tms_reclaim_within(tms_saver_t *saver, tms_wait_t *wait) {
     tms_devices_settle(saver->devices);
     /* Most of the retries would wait for the device, which would invalidate a capture. */
-    if (!tms_reclaim_is_needed(saver) || tms_captures_count(saver) > 0) return;
+    if (!tms_reclaim_is_needed(saver) || tms_capture_table_count(saver) > 0) return;
     tms_devices_reclaim(saver->devices);
     tms_quarantine_retry_part(&saver->quarantine, false);
     tms_backup_stores_retry(&saver->stores);

@@ -13,7 +13,8 @@ static tms_status_t check_begin(tms_saver_t *saver, const tms_error_context_t *c
                          "capture in signal handlers, callbacks or finalisers");
 }
 
-tms_status_t tms_captures_begin(tms_saver_t *saver, const tms_region_t *region, uint64_t *identity, tms_error_t *error) {
+tms_status_t tms_capture_table_begin(tms_saver_t *saver, const tms_region_t *region, uint64_t *identity,
+                                     tms_error_t *error) {
     const tms_error_context_t context = {.operation = "capture_begin", .device = TMS_NO_DEVICE};
     uint64_t unwanted = 0;
     tms_status_t status = check_begin(saver, &context, error);
@@ -26,7 +27,7 @@ tms_status_t tms_captures_begin(tms_saver_t *saver, const tms_region_t *region, 
     return status;
 }
 
-tms_status_t tms_captures_begin_on(tms_saver_t *saver, void *stream, tms_capture_start_t *begun, tms_error_t *error) {
+tms_status_t tms_capture_table_begin_on(tms_saver_t *saver, void *stream, tms_capture_start_t *begun, tms_error_t *error) {
     const tms_error_context_t context = {.operation = "capture_begin", .device = TMS_NO_DEVICE};
     *begun = (tms_capture_start_t){.identity = 0};
     tms_status_t status = check_begin(saver, &context, error);
@@ -42,7 +43,7 @@ tms_status_t tms_captures_begin_on(tms_saver_t *saver, void *stream, tms_capture
     return status;
 }
 
-void tms_captures_begun(tms_saver_t *saver, uint64_t identity) {
+void tms_capture_table_begun(tms_saver_t *saver, uint64_t identity) {
     pthread_mutex_lock(&saver->lock);
     tms_capture_note_begin(&saver->capture, identity);
     pthread_mutex_unlock(&saver->lock);
@@ -52,7 +53,7 @@ void tms_captures_begun(tms_saver_t *saver, uint64_t identity) {
 
 static bool has_ended(void *context, const tms_capture_stream_t *where) { return tms_capture_has_ended(context, where); }
 
-bool tms_captures_goes_on(tms_saver_t *saver, uint64_t identity) {
+bool tms_capture_table_goes_on(tms_saver_t *saver, uint64_t identity) {
     bool goes_on = false;
     pthread_mutex_lock(&saver->lock);
     for (int i = tms_capture_visible(&saver->capture); i-- > 0;) {
@@ -64,7 +65,7 @@ bool tms_captures_goes_on(tms_saver_t *saver, uint64_t identity) {
     return goes_on;
 }
 
-int tms_captures_count(tms_saver_t *saver) {
+int tms_capture_table_count(tms_saver_t *saver) {
     if (tms_capture_visible(&saver->capture) == 0 || atomic_load(&saver->forked))
         return tms_capture_visible(&saver->capture);
     pthread_mutex_lock(&saver->lock);

@@ -3,9 +3,9 @@
 static tms_quiesced_t make(tms_device_mask_t devices) { return (tms_quiesced_t){.quiesced_devices = devices}; }
 
 tms_status_t tms_quiesce(tms_wait_t *wait, tms_devices_t *devices, tms_device_mask_t mask, tms_quiesced_t *quiesced,
-                         tms_device_mask_t *at_rest, const tms_log_t *log, const tms_error_context_t *context,
+                         tms_device_mask_t *idle, const tms_log_t *log, const tms_error_context_t *context,
                          tms_error_t *error) {
-    tms_status_t status = tms_wait_for_devices(wait, devices, mask, at_rest, log, context, error);
+    tms_status_t status = tms_wait_for_devices(wait, devices, mask, idle, log, context, error);
     if (status == TMS_OK) *quiesced = make(mask);
     return status;
 }

@@ -14,11 +14,11 @@ typedef struct tms_quiesced {
     tms_device_mask_t quiesced_devices; /* devices that have finished all work queued before */
 } tms_quiesced_t;
 
-/* Makes a value by waiting: calls tms_wait_for_devices for the devices of `mask`, and returns its *at_rest. *quiesced is
+/* Makes a value by waiting: calls tms_wait_for_devices for the devices of `mask`, and returns its *idle. *quiesced is
  * written on success only.
  */
 tms_status_t tms_quiesce(tms_wait_t *wait, tms_devices_t *devices, tms_device_mask_t mask, tms_quiesced_t *quiesced,
-                         tms_device_mask_t *at_rest, const tms_log_t *log, const tms_error_context_t *context,
+                         tms_device_mask_t *idle, const tms_log_t *log, const tms_error_context_t *context,
                          tms_error_t *error);
 /* Makes a value for memory that no device can use: it was never handed out, no device has access to it, or it is not mapped.
  * The call's own work on the memory (copies of a resume) has finished. */

@@ -8,8 +8,8 @@
 
 /* ---- the guard page ---- */
 
-/* Fills the guard page. *at_rest: the device no longer writes to it. */
-static tms_status_t fill(tms_transition_t *t, const tms_segment_t *page, bool *at_rest, const tms_error_context_t *context,
+/* Fills the guard page. *idle: the device no longer writes to it. */
+static tms_status_t fill(tms_transition_t *t, const tms_segment_t *page, bool *idle, const tms_error_context_t *context,
                          tms_error_t *error) {
     tms_copier_t copier = {.open = false};
     /* After the commit point nothing is cancelled. */
@@ -18,7 +18,7 @@ static tms_status_t fill(tms_transition_t *t, const tms_segment_t *page, bool *a
         status =
             tms_copier_fill(&copier, tms_segment_address(page), tms_segment_reserved(page), TMS_GUARD_BYTE, context, error);
     if (status == TMS_OK) status = tms_copier_wait(&copier, context, error);
-    *at_rest = tms_copier_close(&copier);
+    *idle = tms_copier_close(&copier);
     return status;
 }
 
@@ -26,7 +26,7 @@ static tms_status_t fill(tms_transition_t *t, const tms_segment_t *page, bool *a
 static tms_status_t make_page(tms_transition_t *t, int device, tms_tag_t *tag, tms_segment_t **made,
                               const tms_error_context_t *context, tms_error_t *error) {
     const uint64_t bytes = t->devices->device[device].granularity;
-    bool at_rest = true;
+    bool idle = true;
     tms_segment_t *page = calloc(1, sizeof *page);
     if (!page) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     *page = (tms_segment_t){.bytes = bytes, .device = device, .tag = tag, .state = TMS_SEGMENT_ACTIVE};
@@ -36,10 +36,10 @@ static tms_status_t make_page(tms_transition_t *t, int device, tms_tag_t *tag, t
         return status;
     }
     status = tms_run_populate_own(page, t->driver, t->devices, 0, context, error);
-    if (status == TMS_OK) status = fill(t, page, &at_rest, context, error);
+    if (status == TMS_OK) status = fill(t, page, &idle, context, error);
     if (status == TMS_OK)
         *made = page;
-    else if (at_rest)
+    else if (idle)
         (void)tms_free_release_segment(t->saver, page, tms_quiesced_without_users());
     else
         tms_free_retire(t->saver, page, NULL);

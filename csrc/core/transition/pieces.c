@@ -16,7 +16,7 @@ tms_error_context_t tms_object_call_context(const tms_object_call_t *call, const
 
 static bool is_usable(const tms_object_call_t *call, const tms_shared_piece_t *piece) {
     enum { VECTOR = TMS_FINGERPRINT_VECTOR_BYTES };
-    return piece->device < (uint64_t)call->t.devices->count && piece->bytes >= TMS_OBJECT_BYTES_LEAST &&
+    return piece->device < (uint64_t)call->t.devices->count && piece->bytes >= TMS_MIN_OBJECT_BYTES &&
            piece->bytes <= TMS_MAX_OBJECT_BYTES && piece->bytes % VECTOR == 0 && piece->address != 0 &&
            (!call->aligned || piece->address % VECTOR == 0);
 }

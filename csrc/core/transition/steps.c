@@ -16,7 +16,7 @@
 /* Nothing may synchronise during a capture, so a capture is reported before anything changes. */
 static tms_status_t check_visible_captures(tms_transition_t *t, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    return tms_captures_count(t->saver) == 0 ? TMS_OK : tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context, NULL);
+    return tms_capture_table_count(t->saver) == 0 ? TMS_OK : tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context, NULL);
 }
 
 static tms_status_t check_capture(tms_transition_t *t, tms_error_t *error) {

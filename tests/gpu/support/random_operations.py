@@ -19,8 +19,8 @@ BACKUPS: dict[str, dict[str, Any]] = {
 #: Bytes of one tensor: below, on and above torch's small blocks and the driver's granularity.
 SIZES = (1, 511, 4096, 128 << 10, MIB, MIB + 1, 2 * MIB, 3 * MIB + 513)
 #: Of all tensors together, bytes.
-MOST_BYTES = 48 * MIB
-MOST_TENSORS = 40
+MAX_BYTES = 48 * MIB
+MAX_TENSORS = 40
 #: Operations between two comparisons of everything.
 CHECK_EVERY = 100
 
@@ -122,7 +122,7 @@ class Operations:
     def allocate(self) -> bool:
         size = self._random.choice(SIZES)
         used = sum(entry.tensor.numel() for entry in self._entries)
-        if len(self._entries) >= MOST_TENSORS or used + size > MOST_BYTES:
+        if len(self._entries) >= MAX_TENSORS or used + size > MAX_BYTES:
             return False
         tag, backup = self._random.choice(TAGS), self._random.choice(list(BACKUPS))
         with saver.region(tag=tag, **BACKUPS[backup]):

@@ -36,7 +36,7 @@ LARGE_BYTES = 8 << 30
 #: PyTorch's segments: 20 MiB for blocks of 1 to 10 MiB, and 2 MiB for smaller ones.
 ROUNDING_BYTES = 22 * MIB
 #: The most that a program keeps.
-MOST_LIVE_BYTES = 640 * MIB
+MAX_LIVE_BYTES = 640 * MIB
 TAGS = ("weights", "kv_cache", "optimizer")
 BACKUPS = {"weights": "host", "kv_cache": None, "optimizer": "host"}
 THREADS = 3
@@ -76,7 +76,7 @@ def layer_sizes(choose: random.Random) -> tuple[int, ...]:
     layers = choose.choice((1, 2, 8, 16))
     sizes: list[int] = []
     for size in shapes * layers:
-        if sum(sizes) + size <= MOST_LIVE_BYTES // 2:
+        if sum(sizes) + size <= MAX_LIVE_BYTES // 2:
             sizes.append(size)
     return tuple(sizes)
 
@@ -153,7 +153,7 @@ class Run:
         self.marks[self.number] = marks
 
     def load(self, step: Step) -> None:
-        if self.live_bytes() + sum(step.sizes) > MOST_LIVE_BYTES:
+        if self.live_bytes() + sum(step.sizes) > MAX_LIVE_BYTES:
             self.free(step)
             return
         marks = [(step.choice + n) % 251 for n in range(len(step.sizes))]
@@ -168,7 +168,7 @@ class Run:
         number = sorted(self.groups)[step.choice % len(self.groups)]
         tag, tensors = self.groups[number]
         factor = (0.5, 1.0, 1.06, 1.25)[step.choice % 4]
-        if self.live_bytes() > MOST_LIVE_BYTES:
+        if self.live_bytes() > MAX_LIVE_BYTES:
             return
         with self.region(tag):
             for index in range(len(tensors)):
@@ -207,7 +207,7 @@ class Run:
         self.keep(step.tag, [tensor], [mark])
 
     def nested(self, step: Step) -> None:
-        if self.live_bytes() + sum(step.sizes) > MOST_LIVE_BYTES:
+        if self.live_bytes() + sum(step.sizes) > MAX_LIVE_BYTES:
             return
         marks = [(step.choice + n) % 251 for n in range(len(step.sizes))]
         half = len(step.sizes) // 2

@@ -21,7 +21,7 @@
 #include "own_process.h"
 #include "temporary.h"
 
-enum { MOST_KEPT = 8, FILE_BYTES = 1000 };
+enum { MAX_KEPT = 8, FILE_BYTES = 1000 };
 
 static char base[TEMPORARY_BYTES];
 static const tms_error_context_t context = {.operation = "pause", .device = 0, .tag = "weights"};
@@ -71,9 +71,9 @@ static tms_disk_file_t *made_file(tms_state_t *state) {
 
 /* A file that stays until the process ends. The test keeps its struct, as a segment would, so that leak checkers find it. */
 static tms_disk_file_t *kept_file(tms_state_t *state) {
-    static tms_disk_file_t *kept[MOST_KEPT];
+    static tms_disk_file_t *kept[MAX_KEPT];
     static unsigned count;
-    CHECK(count < MOST_KEPT);
+    CHECK(count < MAX_KEPT);
     return kept[count++] = made_file(state);
 }
 

@@ -194,7 +194,7 @@ static void copies_from_and_to_beyond_4_gib(void **state) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 4 * MIB);
     char *memory = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     assert_ptr_not_equal(memory, MAP_FAILED);
-    tms_host_chunk_t chunk = {.bytes = room, .state = TMS_CHUNK_USABLE};
+    tms_host_chunk_t chunk = {.bytes = room, .state = TMS_HOST_CHUNK_USABLE};
     struct tms_host_block block = {.store = &f->saver.stores.host, .memory = memory, .bytes = room, .chunks = &chunk};
     tms_host_buffer_t buffer = {.store = block.store, .block = &block, .memory = memory, .bytes = room, .references = 1};
     tms_extent_t extents[] = {{.offset = 0, .packed = 0, .bytes = MIB},

@@ -107,7 +107,7 @@ static void a_large_block_is_cut(void **state) {
 /* A piece that is no object is not cut. */
 static void only_an_object_has_its_last_bytes_cut_off(void **state) {
     (void)state;
-    const uint64_t least = TMS_OBJECT_BYTES_LEAST;
+    const uint64_t least = TMS_MIN_OBJECT_BYTES;
     const blocks_t small = {.ends = {{0, MIB, least - 1}}, .count = 1}, exact = {.ends = {{0, MIB, least}}, .count = 1},
                    more = {.ends = {{0, MIB, least + VECTOR - 1}}, .count = 1};
     const uint64_t of_small[][2] = {{0, least - 1}}, of_exact[][2] = {{0, least}},
@@ -134,7 +134,7 @@ static void a_piece_of_64_mib_and_less_than_a_vector(void **state) {
 /* Objects begin and end at a vector wherever a block lies. */
 static void a_block_that_does_not_begin_at_a_vector(void **state) {
     (void)state;
-    const uint64_t least = TMS_OBJECT_BYTES_LEAST;
+    const uint64_t least = TMS_MIN_OBJECT_BYTES;
     const blocks_t block = {.ends = {{3, 2 * MIB, 16 + least + 7}, {2 * MIB + 5, 2 * MIB + 9, 2 * MIB + 8}}, .count = 2};
     const uint64_t expected[][2] = {{3, 13}, {16, least}, {16 + least, 7}, {2 * MIB + 5, 3}};
     tms_backup_content_t content = choose(TMS_BACKUP_SHARED, &block, RANGES_AND_USED, 4 * MIB);

@@ -15,7 +15,7 @@
 
 #include "own_process.h"
 
-enum { MOST_ROWS = 8, MANY = 5000, THREADS = 4 };
+enum { MAX_ROWS = 8, MANY = 5000, THREADS = 4 };
 /* The call that was to free something has failed, or it has succeeded. */
 enum { STILL_THERE = false, GONE = true };
 
@@ -25,9 +25,9 @@ static const void *libc_code(void) { return dlsym(RTLD_NEXT, "gnu_get_libc_versi
 
 /* The sum over all rows. */
 static tms_library_info_t total(tms_ledger_t *ledger) {
-    tms_library_info_t rows[MOST_ROWS], sum = {.path = NULL};
-    size_t count = tms_ledger_rows(ledger, rows, MOST_ROWS);
-    assert_true(count <= MOST_ROWS);
+    tms_library_info_t rows[MAX_ROWS], sum = {.path = NULL};
+    size_t count = tms_ledger_rows(ledger, rows, MAX_ROWS);
+    assert_true(count <= MAX_ROWS);
     for (size_t i = 0; i < count; i++) {
         sum.bytes += rows[i].bytes;
         sum.allocations += rows[i].allocations;
@@ -77,14 +77,14 @@ static void fail_to_unmap(tms_ledger_t *ledger, uint64_t address, uint64_t bytes
 
 static void rows_are_by_library_and_device(void **state) {
     tms_ledger_t *ledger = *state;
-    tms_library_info_t rows[MOST_ROWS];
-    assert_int_equal(tms_ledger_rows(ledger, rows, MOST_ROWS), 0);
+    tms_library_info_t rows[MAX_ROWS];
+    assert_int_equal(tms_ledger_rows(ledger, rows, MAX_ROWS), 0);
     tms_ledger_add(ledger, own_code(), 0, 0x1000, 10);
     tms_ledger_add(ledger, own_code(), 1, 0x2000, 20);
     tms_ledger_add(ledger, libc_code(), 1, 0x3000, 40);
     tms_ledger_add(ledger, own_code(), 0, 0x4000, 80);
     assert_int_equal(tms_ledger_rows(ledger, rows, 1), 3);
-    assert_int_equal(tms_ledger_rows(ledger, rows, MOST_ROWS), 3);
+    assert_int_equal(tms_ledger_rows(ledger, rows, MAX_ROWS), 3);
     assert_non_null(strstr(rows[0].path, "test_ledger"));
     assert_ptr_equal(rows[0].path, rows[1].path);
     assert_non_null(strstr(rows[2].path, "libc.so"));
@@ -95,7 +95,7 @@ static void rows_are_by_library_and_device(void **state) {
         assert_int_equal(rows[i].allocations, expected[i][2]);
     }
     free_address(ledger, 0x2000); /* whoever frees it */
-    assert_int_equal(tms_ledger_rows(ledger, rows, MOST_ROWS), 2);
+    assert_int_equal(tms_ledger_rows(ledger, rows, MAX_ROWS), 2);
     assert_holds(ledger, 130, 3);
 }
 

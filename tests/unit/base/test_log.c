@@ -300,7 +300,7 @@ static void test_errors_that_alternate_do_not_flood(void **state) {
 
 static void test_summaries_become_rarer(void **state) {
     (void)state;
-    enum { CALLS = 1000, MOST = 10 }; /* 2 to the tenth is more */
+    enum { CALLS = 1000, MAX = 10 }; /* 2 to the tenth is more */
     static tms_log_t log;
     unsigned lines = 0;
     tms_log_init(&log, TMS_LOG_WARNING);
@@ -311,7 +311,7 @@ static void test_summaries_become_rarer(void **state) {
         recur(&log, 0, 700, 1);
         lines += summarize(&log, WHEN_DUE);
     }
-    assert_int_equal(lines, MOST);
+    assert_int_equal(lines, MAX);
     assert_int_equal(summarize(&log, LAST), 1); /* the rest, at the end */
     assert_non_null(strstr(output, ": 1000 more times since"));
 }

@@ -167,7 +167,7 @@ static void do_something_else(worker_t *worker) {
     case 0: status = tms_host_store_reserve(&f->saver.stores.host, 0, 8 * MIB, &error); break;
     case 1: tms_host_store_trim(&f->saver.stores.host); break;
     case 2:
-        status = tms_captures_begin(&f->saver, &region, &capture, &error);
+        status = tms_capture_table_begin(&f->saver, &region, &capture, &error);
         if (status == TMS_OK) (void)tms_capture_end_of(&f->saver, capture);
         break;
     case 3:

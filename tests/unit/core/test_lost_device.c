@@ -55,31 +55,31 @@ static void *run_free(void *argument) {
 static void every_device_is_waited_for_although_one_fails(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    tms_device_mask_t at_rest = 0;
+    tms_device_mask_t idle = 0;
     (void)allocate_shared(f, TMS_BACKUP_NONE);
     for (int failing = 0; failing < 2; failing++) {
         simulator()->clear_counts();
         simulator()->fail_after("cuCtxSynchronize", (uint64_t)failing, 1, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(tms_devices_synchronize(&f->devices, BOTH, &NOWHERE, &at_rest, &CONTEXT, &error), TMS_DRIVER);
+        assert_int_equal(tms_devices_synchronize(&f->devices, BOTH, &NOWHERE, &idle, &CONTEXT, &error), TMS_DRIVER);
         assert_int_equal(error.device, failing);
         assert_int_equal(simulator()->calls("cuCtxSynchronize"), 2);
-        assert_int_equal(at_rest, failing ? 1 : 2);
+        assert_int_equal(idle, failing ? 1 : 2);
     }
 }
 
 static void a_lost_device_is_idle_and_any_other_failure_is_reported_first(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    tms_device_mask_t at_rest = 0;
+    tms_device_mask_t idle = 0;
     (void)allocate_shared(f, TMS_BACKUP_NONE);
     simulator()->lose_device(0, LOST);
-    assert_int_equal(tms_devices_synchronize(&f->devices, BOTH, &NOWHERE, &at_rest, &CONTEXT, &error), TMS_DEVICE_LOST);
+    assert_int_equal(tms_devices_synchronize(&f->devices, BOTH, &NOWHERE, &idle, &CONTEXT, &error), TMS_DEVICE_LOST);
     assert_int_equal(error.device, 0);
-    assert_int_equal(at_rest, BOTH);
+    assert_int_equal(idle, BOTH);
     simulator()->fail_after("cuCtxSynchronize", 1, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(tms_devices_synchronize(&f->devices, BOTH, &NOWHERE, &at_rest, &CONTEXT, &error), TMS_DRIVER);
+    assert_int_equal(tms_devices_synchronize(&f->devices, BOTH, &NOWHERE, &idle, &CONTEXT, &error), TMS_DRIVER);
     assert_int_equal(error.device, 1);
-    assert_int_equal(at_rest, 1);
+    assert_int_equal(idle, 1);
 }
 
 static void a_failure_that_is_not_returned_is_logged_once(void **state) {
@@ -108,13 +108,13 @@ static void a_helper_reports_which_devices_are_idle(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_wait_t wait;
-    tms_device_mask_t at_rest = 0;
+    tms_device_mask_t idle = 0;
     (void)allocate_shared(f, TMS_BACKUP_NONE);
     simulator()->lose_device(0, LOST);
     tms_wait_begin(&wait, never_stop, NULL, 0);
     simulator()->fail_after("cuCtxSynchronize", 1, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(tms_wait_for_devices(&wait, &f->devices, BOTH, &at_rest, &f->log, &CONTEXT, &error), TMS_DRIVER);
-    assert_int_equal(at_rest, 1);
+    assert_int_equal(tms_wait_for_devices(&wait, &f->devices, BOTH, &idle, &f->log, &CONTEXT, &error), TMS_DRIVER);
+    assert_int_equal(idle, 1);
 }
 
 /* ---- frees ---- */

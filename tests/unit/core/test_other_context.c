@@ -171,12 +171,12 @@ static void a_destroyed_context_runs_nothing(void **state) {
 static void a_context_destroyed_meanwhile_runs_nothing(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    tms_device_mask_t at_rest = 0;
+    tms_device_mask_t idle = 0;
     CUcontext own = create_context(0);
     tms_current_context_t current = {.context = own, .device = 0};
     destroy_context(own);
-    ASSERT_OK(tms_devices_synchronize(&f->devices, 1, &current, &at_rest, &CONTEXT, &error), error);
-    assert_int_equal(at_rest, 1);
+    ASSERT_OK(tms_devices_synchronize(&f->devices, 1, &current, &idle, &CONTEXT, &error), error);
+    assert_int_equal(idle, 1);
 }
 
 /* ---- failures ---- */
@@ -205,12 +205,12 @@ static void a_failed_wait_for_a_context_fails_the_pause(void **state) {
 static void a_lost_context_is_reported_as_a_lost_device(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    tms_device_mask_t at_rest = 0;
+    tms_device_mask_t idle = 0;
     CUcontext own = create_context(0);
     tms_current_context_t current = {.context = own, .device = 0};
     simulator()->fail_after("cuCtxSynchronize", 1, 1, CUDA_ERROR_ILLEGAL_ADDRESS);
-    assert_int_equal(tms_devices_synchronize(&f->devices, 1, &current, &at_rest, &CONTEXT, &error), TMS_DEVICE_LOST);
-    assert_int_equal(at_rest, 1);
+    assert_int_equal(tms_devices_synchronize(&f->devices, 1, &current, &idle, &CONTEXT, &error), TMS_DEVICE_LOST);
+    assert_int_equal(idle, 1);
     destroy_context(own);
 }
 

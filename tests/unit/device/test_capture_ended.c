@@ -28,10 +28,10 @@ static void leave(void) {
 static uint64_t begin(fixture_t *f, CUstream stream) {
     tms_capture_start_t begun;
     tms_error_t error;
-    ASSERT_OK(tms_captures_begin_on(&f->saver, stream, &begun, &error), error);
+    ASSERT_OK(tms_capture_table_begin_on(&f->saver, stream, &begun, &error), error);
     assert_false(begun.must_not_begin);
     ASSERT_CUDA(CALL(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-    tms_captures_begun(&f->saver, begun.identity);
+    tms_capture_table_begun(&f->saver, begun.identity);
     return begun.identity;
 }
 
@@ -108,13 +108,13 @@ static void a_stream_is_not_queried_before_its_capture_has_begun(void **state) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     CUstream stream = enter();
     for (int again = 0; again < 2; again++) { /* the second time the end of the first was not seen */
-        ASSERT_OK(tms_captures_begin_on(&f->saver, stream, &begun, &error), error);
+        ASSERT_OK(tms_capture_table_begin_on(&f->saver, stream, &begun, &error), error);
         assert_int_equal(begun.known, again);
         assert_int_equal(free_and_pause_on_another_thread(f), TMS_CAPTURE_IN_PROGRESS);
         assert_int_equal(tms_capture_visible(&f->saver.capture), 1);
         ASSERT_CUDA(CALL(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_RELAXED));
         assert_int_equal(free_and_pause_on_another_thread(f), TMS_CAPTURE_IN_PROGRESS);
-        tms_captures_begun(&f->saver, begun.identity);
+        tms_capture_table_begun(&f->saver, begun.identity);
         assert_int_equal(free_and_pause_on_another_thread(f), TMS_CAPTURE_IN_PROGRESS);
         assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
         end_by_driver(stream);
@@ -132,7 +132,7 @@ static void an_abandoned_begin_is_detected_by_its_thread(void **state) {
     tms_capture_start_t begun;
     allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     CUstream stream = enter();
-    ASSERT_OK(tms_captures_begin_on(&f->saver, stream, &begun, &error), error);
+    ASSERT_OK(tms_capture_table_begin_on(&f->saver, stream, &begun, &error), error);
     ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(tms_capture_visible(&f->saver.capture), 0);
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
@@ -185,7 +185,7 @@ static void a_stream_that_is_being_destroyed_is_not_queried(void **state) {
     CUstream stream = enter();
     uint64_t identity = begin(f, stream);
     assert_int_equal(tms_capture_end_take(&f->saver, stream, TMS_NO_DEVICE, taken), 1);
-    assert_int_equal(tms_captures_count(&f->saver), 0);
+    assert_int_equal(tms_capture_table_count(&f->saver), 0);
     tms_capture_end_taken(&f->saver, taken, 1, STILL_THERE);
     assert_int_equal(pause_all(f, &error), TMS_CAPTURE_IN_PROGRESS);
     assert_false(tms_capture_end_of(&f->saver, identity));
@@ -242,11 +242,11 @@ static void a_failed_end_is_verified(void **state) {
     CUstream stream = enter();
     allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     uint64_t identity = begin(f, stream);
-    assert_true(tms_captures_goes_on(&f->saver, identity));
+    assert_true(tms_capture_table_goes_on(&f->saver, identity));
     end_by_driver(stream);
-    assert_false(tms_captures_goes_on(&f->saver, identity));
+    assert_false(tms_capture_table_goes_on(&f->saver, identity));
     assert_true(tms_capture_end_of(&f->saver, identity));
-    assert_false(tms_captures_goes_on(&f->saver, identity));
+    assert_false(tms_capture_table_goes_on(&f->saver, identity));
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
     leave();
 }

@@ -32,7 +32,7 @@ __all__ = ["ManagedModules"]
 logger = logging.getLogger("torch_memory_saver")
 
 #: The names that a warning lists.
-_MOST_NAMES = 3
+_MAX_NAMES = 3
 
 
 class ManagedModules:
@@ -106,7 +106,7 @@ class _ManagedModule:
             for name, tensor in members
             if any(storage._cdata in left for storage in _storages(torch, [tensor])[0])
         ]
-        shown = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else "")
+        shown = ", ".join(names[:_MAX_NAMES]) + (f" and {len(names) - _MAX_NAMES} more" if names[_MAX_NAMES:] else "")
         backup = next((f", backup={name!r}" for name, number in BACKUPS.items() if number == self.options.backup), "")
         logger.warning(
             "pause: %s of a module are no longer in managed memory, so pauses of tag %r do not release them: %s. "

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 #: The fewest entries that torch 2.0 keeps. It has no mode without a history.
-_FEWEST_ENTRIES_OF_2_0 = 1
+_MIN_ENTRIES_OF_2_0 = 1
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def call_for(accepted: Collection[str], request: Request) -> Call:
         wanted = {
             "enabled": True,
             "record_context": True,
-            "trace_alloc_max_entries": request.max_entries if whole_history else _FEWEST_ENTRIES_OF_2_0,
+            "trace_alloc_max_entries": request.max_entries if whole_history else _MIN_ENTRIES_OF_2_0,
             "trace_alloc_record_context": whole_history and request.context != "state",
         }
         if request.stacks == "all":

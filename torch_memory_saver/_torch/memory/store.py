@@ -36,7 +36,7 @@ _Result = TypeVar("_Result")
 #: For each further number of blocks, one more region ends without a scan for idle segments of the pool.
 _FEW_BLOCKS = 512
 #: After this number of scans in a row that found the pool unchanged, this number of regions end without a scan.
-_MOST_SCANS_WITHOUT_GROWTH, _MOST_EXITS = 8, 63
+_MAX_SCANS_WITHOUT_GROWTH, _MAX_EXITS = 8, 63
 
 
 def _paused_tags(tags: Tags) -> list[str]:
@@ -166,7 +166,7 @@ class PoolStore:
         """Return whether to scan a pool for idle segments when a region ends. A scan reads PyTorch's list of the pool's
         blocks. So regions that allocate nothing seldom scan a pool with many blocks, or one that does not grow."""
         pool.exits_since_scan += 1
-        wait = pool.blocks // _FEW_BLOCKS if pool.scans_without_growth < _MOST_SCANS_WITHOUT_GROWTH else _MOST_EXITS
+        wait = pool.blocks // _FEW_BLOCKS if pool.scans_without_growth < _MAX_SCANS_WITHOUT_GROWTH else _MAX_EXITS
         return may_have_grown or pool.exits_since_scan > wait
 
     def note_pause(self, torch: TorchCuda, tags: Tags) -> None:

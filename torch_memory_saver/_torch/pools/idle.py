@@ -39,7 +39,7 @@ from torch_memory_saver.options import RegionOptions
 __all__ = ["IdlePools", "TakenPools"]
 
 #: The maximum number of retired pools that are recorded, for programs that never pause.
-_MOST_RETIRED = 10_000
+_MAX_RETIRED = 10_000
 
 
 class IdlePools:
@@ -152,9 +152,9 @@ class IdlePools:
     def retire(self, torch: TorchCuda, pool: Pool) -> None:
         """Retire a pool that is not routed: torch releases its segments at an emptying after their last tensor is gone."""
         if pool.key.options.managed or pool.id in self._uncaptured:
-            if len(self._retired) >= _MOST_RETIRED:
+            if len(self._retired) >= _MAX_RETIRED:
                 self._forget_gone(torch)
-            if len(self._retired) >= _MOST_RETIRED:
+            if len(self._retired) >= _MAX_RETIRED:
                 self.forget(set(self._retired))
             self._retired[pool.id] = pool
         retire(torch, pool)

@@ -19,7 +19,7 @@ from torch_memory_saver.errors import InvalidStateError
 __all__ = ["Admission"]
 
 #: The number of frames that may follow one frame, and the seconds for which a further frame waits until one of them is left.
-_MOST_FOLLOWING, _PATIENCE_S = 3, 0.25
+_MAX_FOLLOWING, _PATIENCE_S = 3, 0.25
 
 
 class Admission:
@@ -51,7 +51,7 @@ class Admission:
         """Return whether another frame that follows `origin` has to wait."""
         if origin.waited_in_vain:
             return False
-        return len([frame for frame in list(self.frames.values()) if frame.origin is origin]) >= _MOST_FOLLOWING
+        return len([frame for frame in list(self.frames.values()) if frame.origin is origin]) >= _MAX_FOLLOWING
 
     def wait(self, frame: Frame) -> None:
         """Wait until a frame may be added. To be called, without the lock, after :meth:`add` has refused it.

@@ -34,7 +34,7 @@ logger = logging.getLogger("torch_memory_saver")
 #: No warning up to this size: that of torch's smallest segment, for instance for the random generator's state.
 _SMALL_BYTES = 2 << 20
 #: Regions of at most this number of tags are counted.
-_MOST_TAGS = 1000
+_MAX_TAGS = 1000
 #: The maximum number of attempts at a consistent reading.
 _ATTEMPTS = 3
 _MIB = 1 << 20
@@ -86,7 +86,7 @@ class OutsideMemoryMonitor:
                 'process with the preload library (hook mode "preload"), which manages cudaMalloc',
             )
         entries = self._entries.get(frame.tag, 0) + 1
-        if entries == 1 and len(self._entries) >= _MOST_TAGS:
+        if entries == 1 and len(self._entries) >= _MAX_TAGS:
             return None
         self._entries[frame.tag] = entries
         if entries & (entries - 1) or frame.tag in self._warned:

@@ -27,7 +27,7 @@ logger = logging.getLogger("torch_memory_saver")
 #: Before the number of a process, in the name of a part.
 _PID = "pid "
 #: The number of parts of a line that are named.
-_MOST_PARTS = 3
+_MAX_PARTS = 3
 _RETURN_SLACK = (
     'pause(tag, backup="host") and resume(tag) return it and keep the contents. Tags with region(runs=False), and processes '
     "with TMS_RUNS=0, have none."
@@ -170,10 +170,10 @@ def paused_sentence(device: int) -> str:
     if not rows:
         return ""
     rows.sort(key=lambda row: -row.paused_bytes)
-    more = ", ..." if len(rows) > _MOST_PARTS else ""
+    more = ", ..." if len(rows) > _MAX_PARTS else ""
     return (
         f"PyTorch counts {binary_size(sum(row.paused_bytes for row in rows))} of paused memory as allocated "
-        f"({_tags(tuple(str(row.tag) for row in rows[:_MOST_PARTS]))}{more}), but it holds no memory of device {device}."
+        f"({_tags(tuple(str(row.tag) for row in rows[:_MAX_PARTS]))}{more}), but it holds no memory of device {device}."
     )
 
 
@@ -204,9 +204,9 @@ def _parts_of(line: LedgerLine, device: int | None) -> str:
     """Return the largest parts of a line, in brackets after a space; "" without parts."""
     parts = sorted((part for part in line.parts if part.bytes), key=lambda part: -(part.bytes or 0))
     named = ", ".join(
-        f"{_part_name(line, part.name, device)}: {binary_size(part.bytes or 0)}" for part in parts[:_MOST_PARTS]
+        f"{_part_name(line, part.name, device)}: {binary_size(part.bytes or 0)}" for part in parts[:_MAX_PARTS]
     )
-    more = ", ..." if len(parts) > _MOST_PARTS else ""
+    more = ", ..." if len(parts) > _MAX_PARTS else ""
     return f" ({named}{more})" if named else ""
 
 
@@ -230,8 +230,8 @@ def _resident_tags(pid: int, device: int | None) -> str:
         row for page in pages for row in page.rows if row.tag and row.resident_bytes and row.device in _ordinals(page, uuid)
     ]
     rows.sort(key=lambda row: -row.resident_bytes)
-    more = ", ..." if len(rows) > _MOST_PARTS else ""
-    return "with " + _tags(tuple(row.tag for row in rows[:_MOST_PARTS])) + more if rows else ""
+    more = ", ..." if len(rows) > _MAX_PARTS else ""
+    return "with " + _tags(tuple(row.tag for row in rows[:_MAX_PARTS])) + more if rows else ""
 
 
 def _ordinals(page: Page, uuid: str) -> list[int]:

@@ -30,14 +30,14 @@ from torch_memory_saver.observe.events.event_file import log_to_json
 from torch_memory_saver.observe.events.log import EventLog, events, levels_before
 from torch_memory_saver.observe.memory.snapshot_reader import KEY, parse
 
-__all__ = ["FORMAT", "MOST_EVENTS", "MOST_STACKS", "VERSION", "collect", "largest_stacks"]
+__all__ = ["FORMAT", "MAX_EVENTS", "MAX_STACKS", "VERSION", "collect", "largest_stacks"]
 
 #: FORMAT is the value of the key "format". VERSION is the version of that format.
 FORMAT, VERSION = "torch_memory_saver.out_of_memory", 1
 #: Number of the latest events that are kept.
-MOST_EVENTS = 200
+MAX_EVENTS = 200
 #: Number of call stacks that are listed.
-MOST_STACKS = 10
+MAX_STACKS = 10
 #: Variables that a report contains besides all variables of this package. Values of other variables might be secrets.
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -102,7 +102,7 @@ def largest_stacks(torch: TorchCuda | None, device: int) -> dict[str, Any]:
             if block.live:
                 size, blocks = sums.get(block.stack, (0, 0))
                 sums[block.stack] = (size + block.bytes, blocks + 1)
-    largest = sorted(sums.items(), key=lambda item: -item[1][0])[:MOST_STACKS]
+    largest = sorted(sums.items(), key=lambda item: -item[1][0])[:MAX_STACKS]
     return {"rows": list(_rows(largest)), "note": "" if largest else "PyTorch has no live block on this device"}
 
 
@@ -178,7 +178,7 @@ def _events(failure: Failure) -> dict[str, Any]:
 
 def _latest(log: EventLog) -> EventLog:
     """Return the end of a log, with the levels before the first event that is kept."""
-    kept = log.events[-MOST_EVENTS:]
+    kept = log.events[-MAX_EVENTS:]
     dropped = log.dropped + len(log.events) - len(kept)
     return dataclasses.replace(log, events=kept, before=levels_before(log.after, kept), dropped=dropped)
 

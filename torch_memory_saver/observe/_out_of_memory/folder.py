@@ -19,14 +19,14 @@ from pathlib import Path
 from torch_memory_saver._files import write_text_file
 from torch_memory_saver._folders import Folder, opened_folder
 
-__all__ = ["MOST_IN_FOLDER", "MOST_OF_PROCESS", "ReportFolder"]
+__all__ = ["MAX_IN_FOLDER", "MAX_OF_PROCESS", "ReportFolder"]
 
 logger = logging.getLogger("torch_memory_saver")
 
 #: The maximum number of reports of one process: the first and the latest are kept.
-MOST_OF_PROCESS = 10
+MAX_OF_PROCESS = 10
 #: The maximum number of reports of all processes together.
-MOST_IN_FOLDER = 256
+MAX_IN_FOLDER = 256
 
 #: The files of each report: the one that people read, and the one for programs.
 _SUFFIXES = (".txt", ".json")
@@ -92,7 +92,7 @@ class ReportFolder:
     def _remove_surplus(self, newest: str) -> None:
         try:
             with opened_folder(self._directory, exact=True) as folder:
-                while len(self._own) > MOST_OF_PROCESS:
+                while len(self._own) > MAX_OF_PROCESS:
                     name = self._own.pop(1)
                     for suffix in _SUFFIXES:
                         folder.remove(f"{name}{suffix}")
@@ -108,7 +108,7 @@ def _remove_oldest(folder: Folder, newest: str) -> None:
         match = _FILE.fullmatch(entry)
         if match and match[1] != newest:
             found.setdefault(match[1], []).append(entry)
-    for name in sorted(found)[: max(0, len(found) + 1 - MOST_IN_FOLDER)]:
+    for name in sorted(found)[: max(0, len(found) + 1 - MAX_IN_FOLDER)]:
         for entry in found[name]:
             folder.remove(entry)
 

@@ -13,7 +13,7 @@ __all__ = ["format_report"]
 _WIDTH = 88
 _NS_PER_SECOND = 1_000_000_000
 #: The number of latest events, and of frames of a call stack, that are shown. The data has more.
-_MOST_EVENTS, _MOST_FRAMES = 20, 6
+_MAX_EVENTS, _MAX_FRAMES = 20, 6
 #: Columns of the table of tags.
 _STATES = ("resident", "slack", "paused", "backup", "damaged")
 #: Events that say what happened; the others are their details.
@@ -132,15 +132,15 @@ def _stacks(report: dict[str, Any]) -> Iterator[str]:
     for row in stacks["rows"]:
         yield f"{mebibytes(row['bytes'])} MiB in {counted(row['blocks'], 'block')}"
         frames = [frame for frame in row["frames"] if _FRAMEWORK not in frame] or row["frames"] or [row["origin"]]
-        yield from (f"  {frame}" for frame in frames[:_MOST_FRAMES])
-        if len(frames) > _MOST_FRAMES:
-            yield f"  ... {len(frames) - _MOST_FRAMES} more"
+        yield from (f"  {frame}" for frame in frames[:_MAX_FRAMES])
+        if len(frames) > _MAX_FRAMES:
+            yield f"  ... {len(frames) - _MAX_FRAMES} more"
 
 
 def _events(report: dict[str, Any]) -> Iterator[str]:
     if not report["events"]:
         return
-    shown = [event for event in report["events"]["events"] if event["kind"] in _SHOWN_EVENTS][-_MOST_EVENTS:]
+    shown = [event for event in report["events"]["events"] if event["kind"] in _SHOWN_EVENTS][-_MAX_EVENTS:]
     rows = [
         (
             event.get("operation", "") or event["kind"],

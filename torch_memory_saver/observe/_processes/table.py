@@ -28,7 +28,7 @@ _NARROWEST = _PID_WIDTH + 1 + _SMALLEST_NAME + sum(width + 1 for _, width in _CO
 _INDENT = "      "
 _TAG_INDENT = len(_INDENT)
 #: The number of tags of a process that have a line. The others share one.
-_MOST_TAGS = 10
+_MAX_TAGS = 10
 _WITHOUT_ROW = "(others)"
 _FOREIGN = "* in another PID namespace, such as a container's: the number is the one there"
 _UNKNOWN, _NONE = "?", "-"
@@ -156,8 +156,8 @@ def _process_text(process: ProcessView, width: int) -> str:
 def _tag_texts(tags: Sequence[TagView], width: int) -> list[str]:
     """Return the lines of the tags of a process: the largest ones, and a line that sums the others."""
     tags = sorted(tags, key=lambda tag: -(tag.resident_bytes + tag.paused_bytes))
-    texts = [_tag_text(tag, width) for tag in tags[:_MOST_TAGS]]
-    rest = tags[_MOST_TAGS:]
+    texts = [_tag_text(tag, width) for tag in tags[:_MAX_TAGS]]
+    rest = tags[_MAX_TAGS:]
     if rest:
         cells = [
             "",

@@ -23,7 +23,7 @@ _EVENT_TYPES: dict[str, tuple[type, ...]] = {
     name: {"kind": (str,), "tag": (str, type(None))}.get(name, (type(default),)) for name, default in _DEFAULTS.items()
 }
 #: Numbers have 64 bits, with or without a sign.
-_LEAST, _MOST = -(1 << 63), 1 << 64
+_MIN, _MAX = -(1 << 63), 1 << 64
 _LISTS = ("events", "before", "after", "devices")
 #: Allowed types of each field of a log that is not a list.
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -125,7 +125,7 @@ def _log_of(path: str | os.PathLike[str], data: Any) -> EventLog:
 def _is_a(value: object, types: tuple[type, ...]) -> bool:
     if isinstance(value, bool):
         return bool in types
-    return isinstance(value, types) and (not isinstance(value, int) or _LEAST <= value < _MOST)
+    return isinstance(value, types) and (not isinstance(value, int) or _MIN <= value < _MAX)
 
 
 def _read_event(path: str | os.PathLike[str], row: object) -> Event:
@@ -134,7 +134,7 @@ def _read_event(path: str | os.PathLike[str], row: object) -> Event:
     known = {name: value for name, value in row.items() if name in _EVENT_TYPES}  # a later release may have more
     for name, value in known.items():
         # Exactly: True is no number.
-        if type(value) not in _EVENT_TYPES[name] or (type(value) is int and not _LEAST <= value < _MOST):
+        if type(value) not in _EVENT_TYPES[name] or (type(value) is int and not _MIN <= value < _MAX):
             raise _malformed(path, f'the "{name}" of an event is {value!r}')
     return Event(**known)
 

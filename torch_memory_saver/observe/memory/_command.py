@@ -12,7 +12,7 @@ from torch_memory_saver.errors import InvalidArgumentError
 __all__ = ["Compare"]
 
 _DEFAULT_ROWS = 10
-_FEWEST_MOMENTS = 3
+_MIN_MOMENTS = 3
 
 
 class Compare(Command):
@@ -48,7 +48,7 @@ class Compare(Command):
         from torch_memory_saver.observe.memory import compare
 
         comparison = compare(*arguments.snapshots)
-        if arguments.fail_on_leak and len(comparison.moments) < _FEWEST_MOMENTS:
+        if arguments.fail_on_leak and len(comparison.moments) < _MIN_MOMENTS:
             raise InvalidArgumentError(
                 f"--fail-on-leak needs snapshots of three moments or more, because fewer cannot tell a leak from a "
                 f"warm-up; these are of {len(comparison.moments)}.",

@@ -38,7 +38,7 @@ __all__ = ["MemoryLog", "MemoryRow", "append_rows", "log_memory", "read_memory_l
 logger = logging.getLogger("torch_memory_saver")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_MOST_ROWS = 100_000
+_MAX_ROWS = 100_000
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
         interval: float | None = None,
         rank: int | None = None,
         summary: bool = False,
-        most_rows: int = _MOST_ROWS,
+        most_rows: int = _MAX_ROWS,
     ) -> None:
         if interval is not None and (isinstance(interval, bool) or not 0 < interval < math.inf):
             raise InvalidArgumentError(f"interval must be None or a number of seconds above 0, not {interval!r}")

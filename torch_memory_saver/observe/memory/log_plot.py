@@ -26,7 +26,7 @@ _PHYSICAL, _PAUSED, _INK = "#bee3f8", "#a0aec0", "#4a5568"
 _WIDTH, _INCHES_PER_PANEL, _INCHES_AROUND = 10.0, 2.3, 0.9
 #: Maximum number of marks in a panel that get labels. The labels of more marks would cover each other, so only their lines
 #: are drawn.
-_MOST_LABELS = 24
+_MAX_LABELS = 24
 #: Upper limit of the vertical axis as a multiple of the highest value, so that labels have room above it.
 _HEADROOM = 1.55
 #: Maximum number of characters of a label.
@@ -110,14 +110,14 @@ def _draw_panel(axes: Any, rows: list[MemoryRow], begin: float, unit: int) -> No
         known = [(time, getattr(row, attribute)) for time, row in zip(times, rows, strict=True)]
         points = [(time, value / unit) for time, value in known if value is not None]
         if points:
-            marker = "." if len(points) <= _MOST_LABELS else ""
+            marker = "." if len(points) <= _MAX_LABELS else ""
             axes.plot(
                 *zip(*points, strict=True), style, marker=marker, color=colour, label=label, linewidth=1.4, gid=attribute
             )
     marks = [(time, row.label) for time, row in zip(times, rows, strict=True) if row.label]
     for time, label in marks:
         axes.axvline(time, color=_INK, linewidth=0.5, alpha=0.5)
-        if len(marks) <= _MOST_LABELS:
+        if len(marks) <= _MAX_LABELS:
             text = label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
             # x in seconds, y as a share of the panel's height.
             where = axes.get_xaxis_transform()

@@ -56,7 +56,7 @@ logger = logging.getLogger("torch_memory_saver")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 #: Maximum number of rounds of one call. Other threads may allocate and free meanwhile, so that each round frees something.
-_MOST_ROUNDS = 10
+_MAX_ROUNDS = 10
 _REASONS = {
     "capture": "a stream capture is visible",
     "cool-down": "the last release was less than the cool-down ago",
@@ -321,7 +321,7 @@ class CacheReleaser:
         A capture that begins during the rounds ends them.
         """
         rounds = 0
-        while rounds < _MOST_ROUNDS:
+        while rounds < _MAX_ROUNDS:
             held = _held_bytes(torch)
             with capture_gate.held():
                 if capture_visible(torch):

@@ -49,7 +49,7 @@ logger = logging.getLogger("torch_memory_saver")
 #: Number of moments that are kept by default. A comparison needs three; a leak shows in a few more.
 DEFAULT_KEEP = 10
 #: Smallest and largest number of moments that a recording of pauses keeps.
-FEWEST_PAUSES, MOST_PAUSES = 20, 50
+MIN_PAUSES, MAX_PAUSES = 20, 50
 #: Characters of tags and roles that file names do not keep.
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.]+")
 #: Maximum number of characters of a tag or role in a file name, which has at most 255.
@@ -211,9 +211,9 @@ class PauseSampler(MemorySnapshotSampler):
     """
 
     def __init__(self, directory: str) -> None:
-        super().__init__(directory, keep=FEWEST_PAUSES, on_error="count")
+        super().__init__(directory, keep=MIN_PAUSES, on_error="count")
         self._selections: set[tuple[str, ...]] = set()
-        self._own_moments: deque[int] = deque(maxlen=MOST_PAUSES)
+        self._own_moments: deque[int] = deque(maxlen=MAX_PAUSES)
 
     @property
     def has_seen_pause(self) -> bool:
@@ -228,7 +228,7 @@ class PauseSampler(MemorySnapshotSampler):
 
     def _kept(self, current: int, keep: int) -> int:
         self._own_moments.append(current)
-        wanted = min(max(keep, DEFAULT_KEEP * len(self._selections)), MOST_PAUSES)
+        wanted = min(max(keep, DEFAULT_KEEP * len(self._selections)), MAX_PAUSES)
         own = list(self._own_moments)[-wanted:]
         return max(keep, sum(own[0] <= step <= current for step in moments(self._directory)))
 

@@ -49,7 +49,7 @@ static void published_vectors(void **state) {
     assert_checksum(read_command, 48, 0xD9963A56);
 }
 
-enum { MOST_BYTES = 100 << 10, ROUNDS = 400, ALIGNMENTS = 16 };
+enum { MAX_BYTES = 100 << 10, ROUNDS = 400, ALIGNMENTS = 16 };
 
 static uint64_t next_random(uint64_t *seed) {
     *seed = *seed * 6364136223846793005u + 1442695040888963407u;
@@ -59,15 +59,15 @@ static uint64_t next_random(uint64_t *seed) {
 static void every_length_and_alignment_as_defined(void **state) {
     (void)state;
     uint64_t seed = 5;
-    unsigned char *data = malloc(MOST_BYTES + ALIGNMENTS);
+    unsigned char *data = malloc(MAX_BYTES + ALIGNMENTS);
     assert_non_null(data);
-    for (size_t i = 0; i < MOST_BYTES + ALIGNMENTS; i++) data[i] = (unsigned char)next_random(&seed);
+    for (size_t i = 0; i < MAX_BYTES + ALIGNMENTS; i++) data[i] = (unsigned char)next_random(&seed);
     for (size_t bytes = 0; bytes < 70; bytes++) {
         for (size_t start = 0; start < ALIGNMENTS; start++)
             assert_checksum(data + start, bytes, by_definition(data + start, bytes));
     }
     for (int round = 0; round < ROUNDS; round++) {
-        size_t start = next_random(&seed) % ALIGNMENTS, bytes = next_random(&seed) % MOST_BYTES;
+        size_t start = next_random(&seed) % ALIGNMENTS, bytes = next_random(&seed) % MAX_BYTES;
         assert_checksum(data + start, bytes, by_definition(data + start, bytes));
     }
     free(data);
@@ -75,17 +75,17 @@ static void every_length_and_alignment_as_defined(void **state) {
 
 static void one_bit_anywhere_is_seen(void **state) {
     (void)state;
-    unsigned char *data = calloc(1, MOST_BYTES);
+    unsigned char *data = calloc(1, MAX_BYTES);
     assert_non_null(data);
-    uint32_t before = tms_checksum_choose()(data, MOST_BYTES);
-    for (size_t i = 0; i < MOST_BYTES; i += 997) {
+    uint32_t before = tms_checksum_choose()(data, MAX_BYTES);
+    for (size_t i = 0; i < MAX_BYTES; i += 997) {
         for (int bit = 0; bit < 8; bit++) {
             data[i] ^= (unsigned char)(1 << bit);
-            if (tms_checksum_choose()(data, MOST_BYTES) == before) fail_msg("bit %d of byte %zu does not count", bit, i);
+            if (tms_checksum_choose()(data, MAX_BYTES) == before) fail_msg("bit %d of byte %zu does not count", bit, i);
             data[i] ^= (unsigned char)(1 << bit);
         }
     }
-    assert_checksum(data, MOST_BYTES, before);
+    assert_checksum(data, MAX_BYTES, before);
     free(data);
 }
 

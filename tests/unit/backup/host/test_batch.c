@@ -118,7 +118,7 @@ static void a_waiter_pins(void **state) {
 static void await_prefaulted(host_fixture_t *f, const tms_host_buffer_t *buffer) {
     pthread_mutex_lock(&f->store.lock);
     for (uint64_t at = buffer->offset; at < buffer->offset + buffer->bytes; at += CHUNK) {
-        while (tms_host_chunk_at(buffer->block, at)->state < TMS_CHUNK_PREFAULTED)
+        while (tms_host_chunk_at(buffer->block, at)->state < TMS_HOST_CHUNK_PREFAULTED)
             pthread_cond_wait(&f->store.changed, &f->store.lock);
     }
     pthread_mutex_unlock(&f->store.lock);

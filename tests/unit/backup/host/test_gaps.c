@@ -9,7 +9,7 @@
 
 /* ---- what they cover ---- */
 
-static bool is_available(const tms_host_chunk_t *chunk) { return chunk->open && chunk->state == TMS_CHUNK_USABLE; }
+static bool is_available(const tms_host_chunk_t *chunk) { return chunk->open && chunk->state == TMS_HOST_CHUNK_USABLE; }
 
 static bool has_buffer(const struct tms_host_block *block, uint64_t offset) {
     for (const tms_host_buffer_t *buffer = block->first; buffer; buffer = buffer->next) {
@@ -218,7 +218,7 @@ static void help_does_not_begin_at_the_first_chunk_each_time(void **state) {
     for (int i = 0; i < MANY; i++) buffers[i] = plan(batch, PAGE, &tags[i]);
     ASSERT_OK(tms_host_batch_start(batch, &CONTEXT, &error), error);
     pthread_mutex_lock(&f->store.lock);
-    while (batch->blocks[MANY - 1]->chunks[0].state != TMS_CHUNK_PREFAULTED)
+    while (batch->blocks[MANY - 1]->chunks[0].state != TMS_HOST_CHUNK_PREFAULTED)
         pthread_cond_wait(&f->store.changed, &f->store.lock);
     pthread_mutex_unlock(&f->store.lock);
     const uint64_t before = f->store.steps;

@@ -58,7 +58,7 @@ static void assert_defined(size_t count, uint64_t bytes) {
 static void it_is_the_multilinear_function(void **state) {
     (void)state;
     assert_int_equal(TMS_SHARED_NAME_INPUT, 514);
-    assert_defined(1, TMS_OBJECT_BYTES_LEAST);
+    assert_defined(1, TMS_MIN_OBJECT_BYTES);
     assert_defined(2, TMS_FINGERPRINT_CHUNK_BYTES + 16);
     assert_defined(TMS_SHARED_OBJECT_CHUNKS, TMS_MAX_OBJECT_BYTES);
     assert_defined(1, (UINT64_C(1) << 40) + 5); /* both words of the length count */

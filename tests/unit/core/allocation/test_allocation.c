@@ -160,7 +160,7 @@ static void a_free_during_a_capture_is_deferred(void **state) {
     tms_counters_t counters;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->clear_counts();
-    ASSERT_OK(tms_captures_begin(&f->saver, NULL, NULL, &error), error);
+    ASSERT_OK(tms_capture_table_begin(&f->saver, NULL, NULL, &error), error);
     assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 0);
     assert_int_equal(simulator()->calls("cuMemUnmap"), 0);
@@ -181,7 +181,7 @@ static void a_capture_lends_its_settings_to_threads_outside_regions(void **state
     tms_region_t region;
     uint64_t level = 0;
     ASSERT_OK(tms_region_from_settings(&f->regions, &settings, &region, &error), error);
-    ASSERT_OK(tms_captures_begin(&f->saver, &region, NULL, &error), error);
+    ASSERT_OK(tms_capture_table_begin(&f->saver, &region, NULL, &error), error);
     assert_string_equal(tms_saver_settings(&f->saver).tag->name, "cuda_graph");
     settings.tag = "inner";
     ASSERT_OK(tms_region_enter(&f->regions, &settings, false, &level, &error), error);

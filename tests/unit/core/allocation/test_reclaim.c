@@ -81,7 +81,7 @@ static void a_capture_prevents_retries(void **state) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->fail_after("cuMemRelease", 0, 1, CUDA_ERROR_UNKNOWN);
     assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
-    ASSERT_OK(tms_captures_begin(&f->saver, NULL, NULL, &error), error);
+    ASSERT_OK(tms_capture_table_begin(&f->saver, NULL, NULL, &error), error);
     simulator()->clear_counts();
     tms_reclaim_all(&f->saver);
     assert_int_equal(simulator()->calls("cuMemRelease"), 0);

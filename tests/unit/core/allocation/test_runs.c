@@ -148,7 +148,7 @@ static void memory_freed_during_a_capture_is_no_slack_before_its_end(void **stat
     tms_error_t error;
     uint64_t at[NEIGHBOURS], identity = 0;
     make_run(f, "a", TMS_BACKUP_NONE, at);
-    ASSERT_OK(tms_captures_begin(&f->saver, NULL, &identity, &error), error);
+    ASSERT_OK(tms_capture_table_begin(&f->saver, NULL, &identity, &error), error);
     free_at(f, at[1]);
     assert_int_equal(slack_bytes(f), 0);
     assert_true(allocate(f, "a", TMS_BACKUP_NONE, NEIGHBOUR_BYTES) != at[1]);

@@ -171,7 +171,7 @@ static void memory_of_deferred_frees_is_counted(void **state) {
     uint64_t paused = allocate(f, "paused", TMS_BACKUP_NONE, 2 * MIB);
     (void)allocate(f, "b", TMS_BACKUP_NONE, 8 * MIB);
     ASSERT_OK(pause_tag(f, "paused", &error), error);
-    ASSERT_OK(tms_captures_begin(&f->saver, NULL, &capture, &error), error);
+    ASSERT_OK(tms_capture_table_begin(&f->saver, NULL, &capture, &error), error);
     for (size_t i = 0; i < 3; i++) ASSERT_OK(tms_free_address(&f->saver, freed[i], &error), error);
     ASSERT_OK(tms_free_address(&f->saver, paused, &error), error); /* holds no memory */
     tms_inspect_counters(&f->saver, &counters);

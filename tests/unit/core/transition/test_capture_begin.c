@@ -82,7 +82,7 @@ static void *begin_capture_on(void *argument) {
     other_t *other = argument;
     int stream = 0; /* any unique address serves as a stream */
     tms_capture_start_t begun;
-    other->status = tms_captures_begin_on(&other->fixture->saver, &stream, &begun, &other->error);
+    other->status = tms_capture_table_begin_on(&other->fixture->saver, &stream, &begun, &other->error);
     other->must_not_begin = begun.must_not_begin;
     return NULL;
 }
@@ -141,7 +141,7 @@ static void a_capture_does_not_wait_for_a_callback_that_waits_for_it(void **stat
 
 static int32_t begin_inside(void *context) {
     other_t *other = context;
-    other->status = tms_captures_begin(&other->fixture->saver, NULL, NULL, &other->error);
+    other->status = tms_capture_table_begin(&other->fixture->saver, NULL, NULL, &other->error);
     simulator()->open_gate(GATE);
     return 0;
 }

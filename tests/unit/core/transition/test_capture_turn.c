@@ -13,7 +13,7 @@ typedef struct late {
     tms_error_t error;
 } late_t;
 
-/* Announced directly: tms_captures_begin would wait for the call that holds the turn. */
+/* Announced directly: tms_capture_table_begin would wait for the call that holds the turn. */
 static int32_t capture_and_end_the_other(void *context) {
     late_t *late = context;
     if (late->asked++ > 0) return 0;

@@ -197,7 +197,7 @@ static void a_failed_pause_gives_nothing_up(void **state) {
     assert_filled(resident, BYTES, 2);
     uint64_t capture = 0;
     ASSERT_OK(pause_all(f, &error), error);
-    ASSERT_OK(tms_captures_begin(&f->saver, NULL, &capture, &error), error);
+    ASSERT_OK(tms_capture_table_begin(&f->saver, NULL, &capture, &error), error);
     assert_int_equal(discard(f, ALL_TAGS, &error), TMS_CAPTURE_IN_PROGRESS);
     (void)tms_capture_end_of(&f->saver, capture);
     ASSERT_OK(resume_all(f, &error), error);

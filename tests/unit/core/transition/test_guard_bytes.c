@@ -182,7 +182,7 @@ static void a_capture_is_said_before_anything_happens(void **state) {
     tms_error_t error;
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, BYTES), identity = 0, count = 5;
     const tms_live_range_t range = part(address, 0, PART);
-    ASSERT_OK(tms_captures_begin(&f->saver, NULL, &identity, &error), error);
+    ASSERT_OK(tms_capture_table_begin(&f->saver, NULL, &identity, &error), error);
     simulator()->clear_counts();
     assert_int_equal(sample(f, ALL_TAGS, &range, 1, &count, &error), TMS_CAPTURE_IN_PROGRESS);
     assert_string_equal(error.operation, "check_fresh");

@@ -189,7 +189,7 @@ static void a_free_during_a_capture_is_deferred(void **state) {
     tms_error_t error;
     uint64_t identity = 0, address = allocate(f, "kv", TMS_BACKUP_NONE, BYTES);
     ASSERT_OK(pause_all(f, &error), error);
-    ASSERT_OK(tms_captures_begin(&f->saver, NULL, &identity, &error), error);
+    ASSERT_OK(tms_capture_table_begin(&f->saver, NULL, &identity, &error), error);
     assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     assert_int_equal(counters_of(f).deferred_frees, 1);
     assert_guard_bytes(address, BYTES);

@@ -11,7 +11,7 @@ static void a_capture_forbids_both_before_anything_changes(void **state) {
     tms_error_t error;
     uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
     simulator()->clear_counts();
-    ASSERT_OK(tms_captures_begin(&f->saver, NULL, NULL, &error), error);
+    ASSERT_OK(tms_capture_table_begin(&f->saver, NULL, NULL, &error), error);
     assert_int_equal(pause_all(f, &error), TMS_CAPTURE_IN_PROGRESS);
     assert_int_equal(resume_all(f, &error), TMS_CAPTURE_IN_PROGRESS);
     (void)tms_capture_end_of(&f->saver, 0);

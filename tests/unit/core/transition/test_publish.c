@@ -54,18 +54,18 @@ static void pieces_are_in_order_and_equal_ones_are_one_object(void **state) {
     const uint64_t one = allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1);
     const uint64_t two = allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 2);
     const tms_shared_piece_t pieces[] = {piece_at(two, BYTES), piece_at(one, BYTES), piece_at(two, BYTES),
-                                         piece_at(one, TMS_OBJECT_BYTES_LEAST)};
+                                         piece_at(one, TMS_MIN_OBJECT_BYTES)};
     ASSERT_OK(publish(f, "name", pieces, 4, &written, &error), error);
-    assert_int_equal(written, 2 * BYTES + TMS_OBJECT_BYTES_LEAST);
+    assert_int_equal(written, 2 * BYTES + TMS_MIN_OBJECT_BYTES);
     assert_objects(3);
     const char *names = objects_of("name");
     assert_int_equal(strlen(names), 4 * TMS_OBJECT_NAME_DIGITS);
     assert_memory_equal(names, names + 2 * TMS_OBJECT_NAME_DIGITS, TMS_OBJECT_NAME_DIGITS);
     const tms_shared_piece_t places[] = {piece_at(one, BYTES), piece_at(two, BYTES), piece_at(one, BYTES),
-                                         piece_at(one, TMS_OBJECT_BYTES_LEAST)};
+                                         piece_at(one, TMS_MIN_OBJECT_BYTES)};
     adopt_all(f, places, 4, names);
     assert_filled(two, BYTES, 1);
-    assert_filled(one, TMS_OBJECT_BYTES_LEAST, 1); /* the last one of the three */
+    assert_filled(one, TMS_MIN_OBJECT_BYTES, 1); /* the last one of the three */
 }
 
 static void nothing_can_be_published(void **state) {
@@ -159,7 +159,7 @@ static void pieces_that_cannot_be_objects_are_refused(void **state) {
     const uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 80 * MIB);
     tms_shared_piece_t elsewhere = piece_at(address, BYTES);
     elsewhere.device = 1;
-    const tms_shared_piece_t wrong[] = {piece_at(address, TMS_OBJECT_BYTES_LEAST - 16),
+    const tms_shared_piece_t wrong[] = {piece_at(address, TMS_MIN_OBJECT_BYTES - 16),
                                         piece_at(address, BYTES + 8),
                                         piece_at(address, TMS_MAX_OBJECT_BYTES + 16),
                                         piece_at(0, BYTES),

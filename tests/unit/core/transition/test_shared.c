@@ -39,7 +39,7 @@ static void unchanged_contents_are_not_copied_whatever_the_policy_is(void **stat
 
 static void small_blocks_are_private(void **state) {
     fixture_t *f = *state;
-    const uint64_t bytes = TMS_OBJECT_BYTES_LEAST - 16;
+    const uint64_t bytes = TMS_MIN_OBJECT_BYTES - 16;
     const uint64_t address = allocate_filled(f, "a", KEPT, bytes, 1);
     cycle_copying(f, bytes, 0);
     cycle_copying(f, bytes, 0);

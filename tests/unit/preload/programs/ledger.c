@@ -6,7 +6,7 @@
 
 #include "support.h"
 
-enum { MOST_ROWS = 16, DEVICES = 2, THREADS = 4, ROUNDS = 200, LOADS = 20, UNKNOWN_ERROR = 999 };
+enum { MAX_ROWS = 16, DEVICES = 2, THREADS = 4, ROUNDS = 200, LOADS = 20, UNKNOWN_ERROR = 999 };
 
 int cudaDeviceReset(void);
 
@@ -15,9 +15,9 @@ typedef int (*free_t)(void *address);
 
 /* Bytes and allocations of the rows whose file's name contains a text, on a device or all (-1). */
 static tms_library_info_t counted(const char *name, int device) {
-    tms_library_info_t rows[MOST_ROWS], sum = {.path = NULL};
-    size_t count = API()->libraries(rows, MOST_ROWS);
-    CHECK(count <= MOST_ROWS);
+    tms_library_info_t rows[MAX_ROWS], sum = {.path = NULL};
+    size_t count = API()->libraries(rows, MAX_ROWS);
+    CHECK(count <= MAX_ROWS);
     for (size_t i = 0; i < count; i++) {
         const char *slash = strrchr(rows[i].path, '/');
         if (!strstr(slash ? slash : rows[i].path, name) || (device >= 0 && rows[i].device != device)) continue;

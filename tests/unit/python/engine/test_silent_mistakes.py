@@ -63,7 +63,7 @@ def test_threads_log_a_cause_once(warnings: Callable[[], list[str]]) -> None:
 
 
 def test_the_number_of_causes_is_bounded(monkeypatch: pytest.MonkeyPatch, warnings: Callable[[], list[str]]) -> None:
-    monkeypatch.setattr(_text, "_MOST_CAUSES", 3)
+    monkeypatch.setattr(_text, "_MAX_CAUSES", 3)
     for number in range(5):
         warn_once(f"cause {number}", "text")
     assert len(warnings()) == 3

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.node_store.manifest import EXTRA_BYTES_MOST, ManifestError, contents_of, read
+from torch_memory_saver.node_store.manifest import MAX_EXTRA_BYTES, ManifestError, contents_of, read
 from torch_memory_saver.node_store.tensors import Found, StorageShape, TensorShape
 
 NAME, OTHER = "0123456789abcdef" * 2, "f" * 32
@@ -130,7 +130,7 @@ def test_the_words_in_which_identities_differ(here: str, text: str) -> None:
     assert read(written(identity="files=a@1 rank=0")).difference(here, MODEL) == text
 
 
-@pytest.mark.parametrize("extra", [object(), float("nan"), {1: {2}}, "x" * EXTRA_BYTES_MOST])
+@pytest.mark.parametrize("extra", [object(), float("nan"), {1: {2}}, "x" * MAX_EXTRA_BYTES])
 def test_extra_must_be_a_small_json_value(extra: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="extra"):
         contents_of("key", MODEL, extra)

@@ -84,7 +84,7 @@ def test_a_look_that_is_always_disturbed_reports_nothing(
 def test_only_so_many_tags_are_counted(
     saver: TorchMemorySaver, fake_torch: FakeTorch, reports: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch_memory_saver._torch.routing.outside_memory._MOST_TAGS", 1)
+    monkeypatch.setattr("torch_memory_saver._torch.routing.outside_memory._MAX_TAGS", 1)
     for tag, expected in (("a", 1), ("b", 1)):
         with saver.region(tag):
             in_thread(lambda: fake_torch.allocate(6 * MIB))

@@ -418,8 +418,8 @@ def test_few_calls_are_in_the_region_at_a_time(
 
     with ThreadPoolExecutor(16) as pool, saver.region("a"):
         assert list(pool.map(lambda _: count(), range(64))) == ["a"] * 64
-    assert max(most) <= admission._MOST_FOLLOWING + 1  # and this thread's
-    assert len([used for used in fake_torch.managed.values() if used]) <= admission._MOST_FOLLOWING + 1
+    assert max(most) <= admission._MAX_FOLLOWING + 1  # and this thread's
+    assert len([used for used in fake_torch.managed.values() if used]) <= admission._MAX_FOLLOWING + 1
 
 
 def test_calls_that_wait_for_one_another_are_in_the_region_at_once(

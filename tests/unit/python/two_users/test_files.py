@@ -372,7 +372,7 @@ def test_moments_are_removed_without_following_links(place: Place) -> None:
 
 
 def test_reports_of_others_stay(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "MOST_IN_FOLDER", 1)
+    monkeypatch.setattr(reports, "MAX_IN_FOLDER", 1)
     theirs = "oom-20200101T000000.000Z-pid1-1.txt"
     place.plant(theirs, "file")
 

@@ -20,7 +20,7 @@ __all__ = ["OTHER", "Band", "Gpu", "Host", "Row", "hosts_of", "same_process"]
 OTHER = -1
 #: Maximum number of tags of a process on a GPU with bands of their own: the tags with the highest peaks. The others share
 #: one band.
-_MOST_TAGS = 12
+_MAX_TAGS = 12
 
 #: (time, number of the band, its bytes from then on).
 Row = tuple[int, int, int]
@@ -159,7 +159,7 @@ def _rows_of(process: int, changes: Sequence[Change], bands: list[Band]) -> list
     for change in changes:
         peaks[change.tag] = max(peaks.get(change.tag, 0), change.bytes)
     ordered = sorted(peaks, key=lambda tag: (-peaks[tag], tag))
-    folded = set(ordered[_MOST_TAGS:]) if len(ordered) > _MOST_TAGS + 1 else set()
+    folded = set(ordered[_MAX_TAGS:]) if len(ordered) > _MAX_TAGS + 1 else set()
     numbers: dict[tuple[str, str], int] = {}
     held: dict[tuple[str, str], int] = {}
     sums: dict[int, int] = {}

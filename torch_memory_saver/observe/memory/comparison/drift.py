@@ -34,7 +34,7 @@ __all__ = ["Drift", "allocation_orders", "drifts", "positions"]
 _NAMED_BELOW = 5
 #: Number of drifts that are described for each device: those with the most bytes. Finding the memory below each drift takes
 #: a pass over all blocks.
-_MOST_DRIFTS = 50
+_MAX_DRIFTS = 50
 #: The events that end a block. PyTorch 2.0 calls the second "free".
 _ENDS = ("free_completed", "free")
 
@@ -76,7 +76,7 @@ def drifts(series: Series) -> Iterator[Drift]:
         orders = allocation_orders(series.snapshots, device)
         risen = _risen([_places(order) for order in orders])
         risen.sort(key=lambda rise: (-rise.kind.bytes * rise.blocks, -rise.first[-1].below))
-        for rise in risen[:_MOST_DRIFTS]:
+        for rise in risen[:_MAX_DRIFTS]:
             yield Drift(
                 process=series.process,
                 device=device,

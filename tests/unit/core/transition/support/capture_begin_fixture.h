@@ -24,7 +24,7 @@ typedef struct other {
 
 static void *begin_capture(void *argument) {
     other_t *other = argument;
-    other->status = tms_captures_begin(&other->fixture->saver, NULL, NULL, &other->error);
+    other->status = tms_capture_table_begin(&other->fixture->saver, NULL, NULL, &other->error);
     other->state = state_of(other->fixture, other->address);
     return NULL;
 }

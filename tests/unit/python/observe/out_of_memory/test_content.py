@@ -13,7 +13,7 @@ from fake_torch import FakeTorch
 from torch_memory_saver.observe import events
 from torch_memory_saver.observe._out_of_memory import content
 from torch_memory_saver.observe._out_of_memory.account import Account, take_account
-from torch_memory_saver.observe._out_of_memory.content import MOST_EVENTS, collect
+from torch_memory_saver.observe._out_of_memory.content import MAX_EVENTS, collect
 from torch_memory_saver.observe._out_of_memory.failure import PYTORCH, Failure, failure_of_torch
 from torch_memory_saver.observe._out_of_memory.text import format_report
 from torch_memory_saver.observe.events.event_file import load_events
@@ -66,11 +66,11 @@ def test_its_events_are_an_event_file(report: tuple[dict[str, Any], Account], tm
 
 def test_the_latest_events_have_true_levels() -> None:
     """What was held before the first of those that are kept, not before the first of all."""
-    many = [Event("allocate", tag="a", device=0, resident_change=MIB) for _ in range(MOST_EVENTS + 5)]
+    many = [Event("allocate", tag="a", device=0, resident_change=MIB) for _ in range(MAX_EVENTS + 5)]
     after = (Level("a", 0, resident_bytes=len(many) * MIB),)
     log = EventLog(tuple(many), (), after, 3, 9999, 0, 0, 1, None, "", "", "")
     latest = content._latest(log)
-    assert len(latest.events) == MOST_EVENTS
+    assert len(latest.events) == MAX_EVENTS
     assert latest.before == (Level("a", 0, resident_bytes=5 * MIB),)
     assert latest.dropped == 8
     assert content._latest(dataclasses.replace(log, events=(), after=())).before == ()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from torch_memory_saver.observe._out_of_memory import folder as module
-from torch_memory_saver.observe._out_of_memory.folder import MOST_OF_PROCESS, ReportFolder
+from torch_memory_saver.observe._out_of_memory.folder import MAX_OF_PROCESS, ReportFolder
 
 #: 2026-11-25 03:39:36.385 UTC.
 TIME_NS = 1_795_577_976_385_000_000
@@ -53,21 +53,21 @@ def test_only_this_user_can_read_them_whatever_the_umask(tmp_path: Path) -> None
 
 def test_a_process_keeps_its_first_report_and_its_latest(tmp_path: Path) -> None:
     folder = ReportFolder(tmp_path)
-    for number in range(1, 3 * MOST_OF_PROCESS + 1):
+    for number in range(1, 3 * MAX_OF_PROCESS + 1):
         assert write(folder, number, TIME_NS + number * MS) is not None
-        assert len(numbers(tmp_path)) == min(number, MOST_OF_PROCESS)
-    assert numbers(tmp_path) == [1, *range(2 * MOST_OF_PROCESS + 2, 3 * MOST_OF_PROCESS + 1)]
+        assert len(numbers(tmp_path)) == min(number, MAX_OF_PROCESS)
+    assert numbers(tmp_path) == [1, *range(2 * MAX_OF_PROCESS + 2, 3 * MAX_OF_PROCESS + 1)]
 
 
 def test_a_folder_keeps_the_latest_reports_of_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_IN_FOLDER", 4)
+    monkeypatch.setattr(module, "MAX_IN_FOLDER", 4)
     for number in range(1, 8):  # each of another process: a job that crashes and is restarted
         write(ReportFolder(tmp_path), number, TIME_NS + number * MS)
     assert numbers(tmp_path) == [4, 5, 6, 7]
 
 
 def test_other_files_of_the_folder_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_IN_FOLDER", 1)
+    monkeypatch.setattr(module, "MAX_IN_FOLDER", 1)
     others = ["notes.txt", "oom-1.txt", "oom-20261125T033936.385Z-pid1-1.txt.gz", "rank0-pid1.json"]
     for name in others:
         (tmp_path / name).write_text("")
@@ -81,7 +81,7 @@ def test_other_files_of_the_folder_stay(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_another_process_has_removed_is_no_failure(tmp_path: Path) -> None:
     folder = ReportFolder(tmp_path)
-    for number in range(1, MOST_OF_PROCESS + 3):
+    for number in range(1, MAX_OF_PROCESS + 3):
         write(folder, number)
         for entry in tmp_path.iterdir():
             entry.unlink()
@@ -90,11 +90,11 @@ def test_what_another_process_has_removed_is_no_failure(tmp_path: Path) -> None:
 
 def test_a_forked_child_does_not_count_its_parents(tmp_path: Path) -> None:
     folder = ReportFolder(tmp_path)
-    for number in range(1, MOST_OF_PROCESS + 1):
+    for number in range(1, MAX_OF_PROCESS + 1):
         write(folder, number, TIME_NS)
     folder.begin_anew()
     write(folder, 99, TIME_NS + MS)
-    assert numbers(tmp_path) == [*range(1, MOST_OF_PROCESS + 1), 99]
+    assert numbers(tmp_path) == [*range(1, MAX_OF_PROCESS + 1), 99]
 
 
 @pytest.mark.parametrize("failing", [".txt", ".json"])
@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCaptureF
 
 def test_reports_that_may_not_be_removed_are_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as reports in a folder that belongs to another user."""
-    monkeypatch.setattr(module, "MOST_IN_FOLDER", 1)
+    monkeypatch.setattr(module, "MAX_IN_FOLDER", 1)
     folder = ReportFolder(tmp_path)
     write(folder, 1)
 

@@ -10,7 +10,7 @@ import pytest
 from torch_memory_saver import _core
 from torch_memory_saver._torch.binding import history
 from torch_memory_saver._torch.memory import ordinary_memory
-from torch_memory_saver.observe._out_of_memory.content import MOST_STACKS, largest_stacks
+from torch_memory_saver.observe._out_of_memory.content import MAX_STACKS, largest_stacks
 
 MIB = 1 << 20
 
@@ -71,10 +71,10 @@ def test_the_largest_come_first_and_equal_stacks_count_together(recorded: Record
 
 
 def test_ten_are_listed(recorded: RecordedTorch) -> None:
-    for line in range(MOST_STACKS + 5):
+    for line in range(MAX_STACKS + 5):
         recorded.add((line + 1) * MIB, line)
     sizes = [row["bytes"] // MIB for row in largest_stacks(recorded, 0)["rows"]]  # type: ignore[arg-type]
-    assert sizes == list(range(MOST_STACKS + 5, 5, -1))
+    assert sizes == list(range(MAX_STACKS + 5, 5, -1))
 
 
 def test_what_is_paused_holds_no_memory(recorded: RecordedTorch, monkeypatch: pytest.MonkeyPatch) -> None:

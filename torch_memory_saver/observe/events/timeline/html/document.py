@@ -23,11 +23,11 @@ __all__ = ["CELLS", "gpu_name", "host_name", "page", "process_name", "reduced", 
 
 _PAGE = Document(__package__, "template.html", ("columns.js", "pictures.js", "views.js"), ("style.css",))
 #: Maximum numbers of changes of levels, of calls, and of failures outside of calls on a page.
-_MOST_ROWS = 240_000
-_MOST_CALLS = 12_000
-_MOST_FAILURES = 2_000
+_MAX_ROWS = 240_000
+_MAX_CALLS = 12_000
+_MAX_FAILURES = 2_000
 #: Maximum number of table rows for a machine: the rows with the highest peaks.
-_MOST_TABLE_ROWS = 400
+_MAX_TABLE_ROWS = 400
 _NS_PER_MS = 1_000_000
 #: Number of cells of time: at least one for each column of pixels in a picture of the whole time.
 CELLS = 2048
@@ -79,9 +79,9 @@ def _data(hosts: Sequence[Host]) -> dict[str, Any]:
         _host(
             host,
             tags,
-            _MOST_ROWS // max(gpus, 1),
-            _MOST_CALLS // max(processes, 1),
-            _MOST_FAILURES // max(processes, 1),
+            _MAX_ROWS // max(gpus, 1),
+            _MAX_CALLS // max(processes, 1),
+            _MAX_FAILURES // max(processes, 1),
             notes,
         )
         for host in hosts
@@ -260,7 +260,7 @@ def table(hosts: Sequence[Host]) -> str:
     lines = []
     for host in hosts:
         found = list(_table_rows(host))
-        shown = set(nlargest(_MOST_TABLE_ROWS, range(len(found)), key=lambda number: found[number][0]))
+        shown = set(nlargest(_MAX_TABLE_ROWS, range(len(found)), key=lambda number: found[number][0]))
         rows = [_TABLE_HEADS, *(row for number, (_, row) in enumerate(found) if number in shown)]
         lines.append(f"{host_name(host)} (MiB)")
         lines += _text.table(rows, left=3)

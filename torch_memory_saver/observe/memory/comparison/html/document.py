@@ -21,14 +21,14 @@ __all__ = ["page"]
 
 _PAGE = Document(__package__, "template.html", ("tables.js", "pictures.js"), ("style.css",))
 #: Rows of each table.
-_MOST_ROWS = 40
-_MOST_DRIFTS = 12
+_MAX_ROWS = 40
+_MAX_DRIFTS = 12
 #: Devices of processes, and moments of each, that have pictures.
-_MOST_VIEWS = 8
-_MOST_MOMENTS = 5
+_MAX_VIEWS = 8
+_MAX_MOMENTS = 5
 #: Call stacks that are named; the others are "other call stacks".
-_MOST_STACKS = 400
-_MOST_RECORDED_STACKS = 100
+_MAX_STACKS = 400
+_MAX_RECORDED_STACKS = 100
 #: Width of the table for readers without JavaScript.
 _TABLE_WIDTH = 110
 
@@ -44,7 +44,7 @@ def page(findings: Findings, series: Sequence[Series]) -> str:
 
 
 def _data(findings: Findings, series: Sequence[Series]) -> dict[str, Any]:
-    shown = findings.processes[:_MOST_VIEWS]
+    shown = findings.processes[:_MAX_VIEWS]
     by_process = {one.process: one for one in series}
     drawn = [(by_process[usage.process], usage.device) for usage in shown]
     numbers = StackNumbers((leak.stack for leak in findings.leaks), [*_numbered_stacks(findings), *_recorded(drawn)])
@@ -56,7 +56,7 @@ def _data(findings: Findings, series: Sequence[Series]) -> dict[str, Any]:
         "leaks": _growths(findings.leaks, numbers),
         "warmUps": _growths(findings.warm_ups, numbers),
         "grown": _growths(findings.grown, numbers),
-        "drifts": [_drift(drift, numbers) for drift in findings.drifts[:_MOST_DRIFTS]],
+        "drifts": [_drift(drift, numbers) for drift in findings.drifts[:_MAX_DRIFTS]],
         "fragmentation": [_fragmentation(found, numbers) for found in findings.fragmentation],
         "views": views,
         **numbers.data(),
@@ -65,17 +65,17 @@ def _data(findings: Findings, series: Sequence[Series]) -> dict[str, Any]:
 
 def _numbered_stacks(findings: Findings) -> Iterable[CallStack]:
     """Yield the stacks that have a number: those of the tables, then those with the most bytes."""
-    yield from (growth.stack for growth in findings.leaks[:_MOST_ROWS])
-    for drift in findings.drifts[:_MOST_DRIFTS]:
+    yield from (growth.stack for growth in findings.leaks[:_MAX_ROWS])
+    for drift in findings.drifts[:_MAX_DRIFTS]:
         yield drift.stack
         yield from (stack for stack, _ in drift.below)
     yield from (holder.stack for found in findings.fragmentation for holder in found.holders)
     for growths in (findings.warm_ups, findings.grown):
-        yield from (growth.stack for growth in growths[:_MOST_ROWS])
+        yield from (growth.stack for growth in growths[:_MAX_ROWS])
     largest: Counter[CallStack] = Counter()
     for growth in findings.growths:
         largest[growth.stack] = max(largest[growth.stack], *growth.bytes)
-    yield from (stack for stack, _ in largest.most_common(_MOST_STACKS))
+    yield from (stack for stack, _ in largest.most_common(_MAX_STACKS))
 
 
 def _recorded(drawn: Iterable[tuple[Series, int]]) -> Iterable[CallStack]:
@@ -89,27 +89,27 @@ def _recorded(drawn: Iterable[tuple[Series, int]]) -> Iterable[CallStack]:
             for event in snapshot.events.get(device, ()):
                 if event.action == "alloc" and event.bytes > largest[event.stack]:
                     largest[event.stack] = event.bytes
-    return (stack for stack, _ in largest.most_common(_MOST_RECORDED_STACKS))
+    return (stack for stack, _ in largest.most_common(_MAX_RECORDED_STACKS))
 
 
 def _left_out(findings: Findings) -> Iterable[str]:
     stacks = len({growth.stack for growth in findings.growths})
-    if stacks > _MOST_STACKS:
-        yield f"The {_MOST_STACKS} largest of {stacks} call stacks are named in the pictures."
-    if len(findings.processes) > _MOST_VIEWS:
-        yield f"Pictures show the first {_MOST_VIEWS} of {len(findings.processes)} devices of processes in the table."
-    if len(findings.moments) > _MOST_MOMENTS:
-        yield f"Pictures show {_MOST_MOMENTS} of {len(findings.moments)} moments."
+    if stacks > _MAX_STACKS:
+        yield f"The {_MAX_STACKS} largest of {stacks} call stacks are named in the pictures."
+    if len(findings.processes) > _MAX_VIEWS:
+        yield f"Pictures show the first {_MAX_VIEWS} of {len(findings.processes)} devices of processes in the table."
+    if len(findings.moments) > _MAX_MOMENTS:
+        yield f"Pictures show {_MAX_MOMENTS} of {len(findings.moments)} moments."
     for name, rows in (("leaks", findings.leaks), ("warm-ups", findings.warm_ups), ("grown stacks", findings.grown)):
-        if len(rows) > _MOST_ROWS:
-            yield f"The table of {name} has the first {_MOST_ROWS} of {len(rows)}."
-    if len(findings.drifts) > _MOST_DRIFTS:
-        yield f"The table of drifts has the {_MOST_DRIFTS} of most bytes."
+        if len(rows) > _MAX_ROWS:
+            yield f"The table of {name} has the first {_MAX_ROWS} of {len(rows)}."
+    if len(findings.drifts) > _MAX_DRIFTS:
+        yield f"The table of drifts has the {_MAX_DRIFTS} of most bytes."
 
 
 def _view(series: Series, usage: DeviceUsage, numbers: StackNumbers) -> dict[str, Any]:
     orders = allocation_orders(series.snapshots, usage.device)
-    chosen = _spread(len(series.snapshots), _MOST_MOMENTS)
+    chosen = _spread(len(series.snapshots), _MAX_MOMENTS)
     return {
         "where": _where(usage.process, usage.device),
         "snapshots": [
@@ -156,7 +156,7 @@ def _growths(growths: Sequence[StackGrowth], numbers: StackNumbers) -> list[dict
             "blocks": growth.blocks,
             "grewLast": growth.grew_last,
         }
-        for growth in growths[:_MOST_ROWS]
+        for growth in growths[:_MAX_ROWS]
     ]
 
 

@@ -28,13 +28,13 @@ __all__ = ["OTHER", "StackNumbers", "bars", "layers"]
 #: The number of all call stacks that have none of their own.
 OTHER = 0
 #: Number of segments that have a bar.
-_MOST_BARS = 120
+_MAX_BARS = 120
 #: A block smaller than this share of its segment is merged with small neighbours.
 _SMALLEST_SHARE = 1 / 500
 #: Number of allocations that are drawn one by one: the largest.
-_MOST_ALLOCATIONS = 1200
+_MAX_ALLOCATIONS = 1200
 #: Number of call stacks that have a layer of their own for their small allocations. The others share one.
-_MOST_LAYERS = 16
+_MAX_LAYERS = 16
 #: Number of points in time of a layer.
 _SAMPLES = 240
 _UNKNOWN = CallStack((), Origin.UNRECORDED)
@@ -90,7 +90,7 @@ def bars(segments: Sequence[Segment], numbers: StackNumbers) -> dict[str, Any]:
         many segments have no bar, their bytes and live bytes.
     """
     ordered = sorted(segments, key=_importance)
-    folded = ordered[_MOST_BARS:]
+    folded = ordered[_MAX_BARS:]
     return {
         "rows": [
             {
@@ -103,7 +103,7 @@ def bars(segments: Sequence[Segment], numbers: StackNumbers) -> dict[str, Any]:
                 "expandable": segment.piece_bytes > 0,
                 "blocks": _blocks(segment, numbers),
             }
-            for segment in ordered[:_MOST_BARS]
+            for segment in ordered[:_MAX_BARS]
         ],
         "folded": [len(folded), sum(one.bytes for one in folded), sum(one.live_bytes for one in folded)],
     }
@@ -171,7 +171,7 @@ def layers(events: Sequence[Event], order: Sequence[Block], numbers: StackNumber
         allocations, with bytes at each of `samples` points. "folded": the number of folded allocations.
     """
     allocations = _allocations(events, order)
-    kept = set(heapq.nlargest(_MOST_ALLOCATIONS, range(len(allocations)), key=lambda number: allocations[number].bytes))
+    kept = set(heapq.nlargest(_MAX_ALLOCATIONS, range(len(allocations)), key=lambda number: allocations[number].bytes))
     folded = [one for number, one in enumerate(allocations) if number not in kept]
     return {
         "events": len(events),
@@ -210,7 +210,7 @@ def _layers(folded: Sequence[_Allocation], end: int, numbers: StackNumbers) -> l
     weight: Counter[int] = Counter()
     for one in folded:
         weight[numbers[one.stack]] += one.bytes
-    own = {stack for stack, _ in weight.most_common(_MOST_LAYERS)}
+    own = {stack for stack, _ in weight.most_common(_MAX_LAYERS)}
     changes: dict[int, list[int]] = {}
     for one in folded:
         number = numbers[one.stack]

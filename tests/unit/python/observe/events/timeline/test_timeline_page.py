@@ -134,9 +134,9 @@ def test_a_wrapped_ring_says_where_it_begins() -> None:
 
 
 def test_what_is_left_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document, "_MOST_ROWS", 1000)
-    monkeypatch.setattr(document, "_MOST_CALLS", 10)
-    monkeypatch.setattr(document, "_MOST_FAILURES", 5)
+    monkeypatch.setattr(document, "_MAX_ROWS", 1000)
+    monkeypatch.setattr(document, "_MAX_CALLS", 10)
+    monkeypatch.setattr(document, "_MAX_FAILURES", 5)
     process = Process(1)
     for step in range(20_000):
         process.allocate(1_000_000 * step, "kv", MIB)
