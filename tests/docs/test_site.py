@@ -5,21 +5,19 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from browser import BROWSER, needs_browser
 from document_blocks import REPOSITORY
 
 if importlib.util.find_spec("material") is None:
     pytest.skip("mkdocs-material is not installed", allow_module_level=True)
 
-_BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom")
-_needs_browser = pytest.mark.skipif(_BROWSER is None, reason="needs Chromium, to run the page's script")
 
 _FOLDER = "troubleshooting#the-folder-of-shared-backups-cannot-be-used"
 _PUBLISHED = "guides/shared-backups#weights-that-outlive-their-process"
@@ -113,7 +111,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _opened(address: str, profile: Path) -> str:
     """The page after its scripts have run."""
-    command = [str(_BROWSER), *_FLAGS, f"--user-data-dir={profile}", address]
+    command = [str(BROWSER), *_FLAGS, f"--user-data-dir={profile}", address]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
 
 
@@ -148,7 +146,7 @@ def _ask(site: Path, profile: Path, queries: list[str], at_once: int = 1) -> lis
     return [place.replace(".html", "") for place in json.loads(answer[1])]
 
 
-@_needs_browser
+@needs_browser
 def test_a_search_finds_the_right_section_first(site: Path, tmp_path: Path) -> None:
     found = dict(zip(_SEARCHED, _ask(site, tmp_path, list(_SEARCHED)), strict=True))
     wrong = {
@@ -159,13 +157,13 @@ def test_a_search_finds_the_right_section_first(site: Path, tmp_path: Path) -> N
     assert wrong == {}
 
 
-@_needs_browser
+@needs_browser
 def test_results_of_an_older_query_are_not_shown_last(site: Path, tmp_path: Path) -> None:
     found = _ask(site, tmp_path, ["unheardof expandable_segments", "enable_memory_saver"], at_once=2)
     assert found == ["nothing", "guides/engines#sglang"]
 
 
-@_needs_browser
+@needs_browser
 @pytest.mark.parametrize(
     ("words", "first"), [("--shm-size", _FOLDER), ("unheardof expandable_segments", "limits#expandable-segments")]
 )

@@ -124,7 +124,7 @@ def test_model_swap_example() -> None:
 def test_torchrun_example() -> None:
     processes = min(torch.cuda.device_count(), 2)
     command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    done = subprocess_run([*command, str(EXAMPLES / "torchrun.py"), "--gib", "0.5"], timeout=120).check()
+    done = subprocess_run([*command, str(EXAMPLES / "torchrun.py"), "--gib", "0.25"], timeout=120).check()
     print(done.output)
     checks = held(done.output)
     expect_bytes(checks)

@@ -51,6 +51,7 @@ def test_training_with_graphs_of_parts() -> None:
     assert re.search(r"^graphs +6$", output, re.MULTILINE), "a forward and a backward of two layers and the head"
 
 
+@pytest.mark.slow  # nine processes import PyTorch
 @pytest.mark.outer
 @pytest.mark.multigpu
 def test_pipeline() -> None:

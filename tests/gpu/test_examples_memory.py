@@ -1,5 +1,8 @@
 """Guards examples/memory_leak.py and examples/fragmentation.py: their checks hold, the commands find what is planted with
-its bytes, and what they print says so. The output that the guides show is what they print."""
+its bytes, and what they print says so. The output that the guides show is what they print.
+
+Each example starts 15 to 30 processes that import PyTorch, so the file is slow. test_leak_recording.py and
+test_memory_compare.py guard the same commands in one process."""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from gpu_support import MIB, REPOSITORY, SIMULATED
 
 from torch_memory_saver.observe.memory import Comparison, compare
 
-pytestmark = [pytest.mark.outer, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.outer, pytest.mark.timeout(300)]
 
 EXAMPLES = REPOSITORY / "examples"
 #: A simulated machine of its own, as the command `simulate` makes by default.

@@ -1,4 +1,4 @@
-"""What tests of HTML pages share: their elements, that they stand alone, and Chromium."""
+"""What tests of HTML pages share: their elements, that they stand alone, and what Chromium makes of them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import base64
 import hashlib
 import json
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import pytest
+from browser import BROWSER
 
-__all__ = ["HOSTILE", "Elements", "assert_only_own_code_runs", "assert_stands_alone", "data_of", "needs_browser", "opened"]
+__all__ = ["HOSTILE", "Elements", "assert_only_own_code_runs", "assert_stands_alone", "data_of", "opened"]
 
 HOSTILE = "</script><script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\">.py"
-_BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _SECONDS = 120
-
-needs_browser = pytest.mark.skipif(_BROWSER is None, reason="needs Chromium, to run the page's script")
 
 
 class Elements(HTMLParser):
@@ -76,10 +72,10 @@ def assert_only_own_code_runs(page: str) -> None:
 
 def opened(page: Path) -> str:
     """The document once Chromium has run its script, which raised nothing."""
-    assert _BROWSER is not None
+    assert BROWSER is not None
     done = subprocess.run(
         [
-            _BROWSER,
+            BROWSER,
             "--headless",
             "--no-sandbox",
             "--disable-gpu",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pages import HOSTILE, Elements, assert_only_own_code_runs, assert_stands_alone, data_of, needs_browser, opened
+from browser import needs_browser
+from pages import HOSTILE, Elements, assert_only_own_code_runs, assert_stands_alone, data_of, opened
 from snapshots import (
     AWAITING_FREE,
     KIB,

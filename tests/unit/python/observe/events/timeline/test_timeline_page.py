@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import HOSTILE, Elements, assert_only_own_code_runs, assert_stands_alone, data_of, needs_browser, opened
+from browser import needs_browser
+from pages import HOSTILE, Elements, assert_only_own_code_runs, assert_stands_alone, data_of, opened
 from recorded_logs import GIB, MIB, Process
 
 from torch_memory_saver.observe.events import EventLog, write_timeline
