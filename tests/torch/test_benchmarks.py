@@ -122,7 +122,10 @@ def result_of(program: str, *arguments: str) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("setting", ["ordinary", "expandable", "managed", "managed-expandable"])
+OTHER_SIDE = [pytest.param(setting, marks=pytest.mark.slow) for setting in ("ordinary", "expandable")]
+
+
+@pytest.mark.parametrize("setting", ["managed", "managed-expandable", *OTHER_SIDE])
 def test_a_fragmented_training(setting: str) -> None:
     result = result_of("fragmented_training.py", "--setting", setting)
     assert result["mode"] == setting

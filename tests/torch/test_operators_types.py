@@ -48,6 +48,7 @@ def is_refused(info: Any, sample: Any) -> bool:
     return False
 
 
+@pytest.mark.slow  # thousands of inputs
 @pytest.mark.filterwarnings("ignore")
 def test_types_that_cuda_lacks_are_refused() -> None:
     """By one call at least: some operators are composed of others, which depend on the shapes."""
