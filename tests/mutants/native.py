@@ -72,7 +72,7 @@ _TRANSITIONS = (
         ("tests/unit/core/transition/test_capture_turn.c",),
     ),
     Mutant(
-        "no-last-look-for-peers",
+        "no-last-scan-for-peers",
         "csrc/core/transition/resume.c",
         "t.devices->count > 1)",
         "t.devices->count > TMS_MAX_DEVICES)",
@@ -463,9 +463,9 @@ _WAITS = (
         ("tests/unit/python/core/test_functions.py::test_within_raises_the_exception_of_the_function",),
     ),
     Mutant(
-        "a-look-for-devices-on-request-keeps-the-back-off",
+        "a-scan-for-devices-on-request-keeps-the-back-off",
         "csrc/core/model/peers.c",
-        "    if (!after_allocation) scans->pause = 0;\n",
+        "    if (!after_allocation) scans->skip_limit = 0;\n",
         "",
         ("tests/unit/core/test_scale.c",),
     ),
@@ -479,14 +479,14 @@ _WAITS = (
     Mutant(
         "a-pause-keeps-the-back-off",
         "csrc/core/transition/completion.c",
-        "    t->saver->peers.pause = 0; /* the segment",
+        "    t->saver->peers.skip_limit = 0; /* the segment",
         "    /* the segment",
         ("tests/unit/core/test_scale.c",),
     ),
     Mutant(
-        "memory-that-looks-skipped-keeps-the-back-off",
+        "memory-that-scans-skipped-keeps-the-back-off",
         "csrc/core/model/peers.c",
-        "    scans->complete = 0;\n    scans->pause = 0;\n",
+        "    scans->complete = 0;\n    scans->skip_limit = 0;\n",
         "    scans->complete = 0;\n",
         ("tests/unit/core/test_scale.c",),
     ),

@@ -169,7 +169,7 @@ static tms_status_t map_own(tms_saver_t *saver, tms_handle_t *handle, uint64_t a
     pthread_mutex_lock(&saver->lock);
     attach(handle, segment);
     tms_allocation_publish(saver, segment);
-    (void)tms_peers_note_skipped(saver, seen); /* the look comes next */
+    (void)tms_peers_note_skipped(saver, seen); /* the scan comes next */
     pthread_mutex_unlock(&saver->lock);
     if (devices->count > 1) tms_peers_refresh_after_allocation(saver);
     return TMS_OK;

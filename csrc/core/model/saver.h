@@ -30,11 +30,12 @@
 #include "device/capture.h"
 #include "device/device_lock.h"
 
-/* The looks that grant access to devices that have come into use (peers.h). */
+/* The scans that grant access to devices that have come into use (peers.h). */
 typedef struct tms_peer_scans {
     tms_device_mask_t complete; /* devices that have access to every ACTIVE segment that they can reach */
-    tms_device_mask_t seen;     /* devices in use at the last look, which may have failed for a segment */
-    uint32_t skipped, pause;    /* allocations that have skipped the look since one failed, and how many skip it */
+    tms_device_mask_t seen;     /* devices in use at the last scan, which may have failed for a segment */
+    uint32_t skipped;           /* allocations that have skipped the scan since one failed */
+    uint32_t skip_limit;        /* number of allocations that skip it */
 } tms_peer_scans_t;
 
 /* How long the begin of a capture waits for a callback of a pause or resume: far longer than a callback that is not blocked

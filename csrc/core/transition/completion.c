@@ -77,7 +77,7 @@ void tms_completion_finish(tms_transition_t *t, bool moved) {
     tms_observers_notify(t, TMS_MOVES_END);
     t->planned.first = NULL;
     bool skipped = tms_peers_note_skipped(t->saver, t->planned.peers_seen);
-    t->saver->peers.pause = 0; /* the segment that failed may be PAUSED or freed now */
+    t->saver->peers.skip_limit = 0; /* the segment that failed may be PAUSED or freed now */
     pthread_mutex_unlock(&t->saver->lock);
     /* A cancelled call does not wait for segments freed during it; a later call does. */
     tms_wait_t *wait = t->wait.cancelled ? &t->wait : NULL;
