@@ -40,7 +40,7 @@ MUTANTS = (
     Mutant(
         "memory-that-a-pause-releases-is-taken-over",
         _HANDLES,
-        " || segment->run->leaving) return BUSY;",
+        " || segment->run->releasing) return BUSY;",
         ") return BUSY;",
         (_DURING_CALL,),
     ),

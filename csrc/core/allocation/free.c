@@ -137,7 +137,7 @@ void tms_free_disown_runs(tms_saver_t *saver, tms_run_t *runs, bool damages, tms
         next = run->next_in_call;
         const bool has_memory = tms_run_has_memory(run);
         if (!has_memory) tms_kind_forget_slack(saver, run);
-        tms_run_disown(run, damages && has_memory && !run->kept, freed);
+        tms_run_disown(run, damages && has_memory && !run->taken_over, freed);
     }
 }
 

@@ -120,8 +120,8 @@ static place_t take_over(tms_saver_t *saver, tms_handle_t *handle, uint64_t addr
     tms_segment_t *segment = tms_segment_of(node), *successor = handle->segment;
     if (!tms_segment_is_of_program(segment) || !segment->free_requested || segment->successor) return IN_USE;
     bool fits = node->begin == address && node->end == address + bytes && segment->device == successor->device;
-    if (!fits || segment->state != TMS_SEGMENT_PAUSING || segment->run->leaving) return BUSY;
-    segment->run->kept = true;
+    if (!fits || segment->state != TMS_SEGMENT_PAUSING || segment->run->releasing) return BUSY;
+    segment->run->taken_over = true;
     segment->successor = successor;
     *spare = successor->run;
     tms_run_drop_reference(successor);

@@ -161,9 +161,9 @@ static tms_status_t copy(tms_transition_t *t, tms_pass_t *pass, tms_device_mask_
 }
 
 /* From here on no memory of the call can be taken over. */
-static void begin_leaving(tms_transition_t *t) {
+static void begin_releasing(tms_transition_t *t) {
     pthread_mutex_lock(&t->saver->lock);
-    TMS_FOR_EACH(segment, t) segment->run->leaving = !segment->run->kept;
+    TMS_FOR_EACH(segment, t) segment->run->releasing = !segment->run->taken_over;
     pthread_mutex_unlock(&t->saver->lock);
 }
 
@@ -178,7 +178,7 @@ static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
     if (status == TMS_OK) status = copy(t, &pass, copying, error);
     if (status == TMS_FORKED) return status;
     tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
-    if (status == TMS_OK) begin_leaving(t);
+    if (status == TMS_OK) begin_releasing(t);
     if (status == TMS_OK && t->saver->config->verify_backups && t->planned.unchanged_bytes > 0)
         status = tms_verification_check(t, known, error);
     if (status == TMS_OK) {
@@ -196,7 +196,7 @@ static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
 static void commit(tms_transition_t *t) {
     tms_backup_stores_t *stores = &t->saver->stores;
     TMS_FOR_EACH(segment, t) {
-        if (segment->run->leaving)
+        if (segment->run->releasing)
             tms_backup_commit(&segment->backup, stores);
         else
             tms_backup_cancel(&segment->backup, stores);
@@ -238,7 +238,7 @@ static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_er
     const uint64_t mark = tms_steps_mark(t);
     TMS_FOR_EACH(segment, t) {
         tms_run_t *run = segment->run;
-        if (!run->leaving) continue;
+        if (!run->releasing) continue;
         if (run->mark != mark) {
             tms_error_t reason;
             const tms_error_context_t context = tms_transition_context_of_run(t, run);
@@ -256,7 +256,7 @@ static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_er
     }
     tms_guard_mode_end(t);
     TMS_FOR_EACH(segment, t) {
-        if (segment->run->leaving) tms_free_release_lock(t->saver, segment);
+        if (segment->run->releasing) tms_free_release_lock(t->saver, segment);
     }
     report_refused(&refused, error);
     return refused.status;

@@ -363,7 +363,7 @@ static CUresult reach_nothing(int *can, CUdevice device, CUdevice peer) {
     return CUDA_SUCCESS;
 }
 
-static void slack_needs_no_look_for_a_device_that_cannot_reach_it(void **state) {
+static void slack_needs_no_scan_for_a_device_that_cannot_reach_it(void **state) {
     fixture_t *f = *state;
     uint64_t at[NEIGHBOURS];
     writable(f)->cuDeviceCanAccessPeer = reach_nothing;
@@ -433,7 +433,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_description_is_of_a_run, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(slack_gets_the_access_of_an_allocation_of_its_own, setup_two_devices, teardown),
         cmocka_unit_test_setup_teardown(slack_of_a_run_that_a_look_did_not_find_gets_access, setup_two_devices, teardown),
-        cmocka_unit_test_setup_teardown(slack_needs_no_look_for_a_device_that_cannot_reach_it, setup_two_devices, teardown),
+        cmocka_unit_test_setup_teardown(slack_needs_no_scan_for_a_device_that_cannot_reach_it, setup_two_devices, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
