@@ -166,14 +166,14 @@ _TRANSITIONS = (
 
 _BACKUPS = (
     Mutant(
-        "every-pause-gives-up-what-is-paused",
+        "every-pause-discards-what-is-paused",
         "csrc/core/transition/pause.c",
-        "gives_up = selection->has_backup && selection->backup == TMS_BACKUP_NONE;",
-        "gives_up = true;",
+        "discards = selection->has_backup && selection->backup == TMS_BACKUP_NONE;",
+        "discards = true;",
         ("tests/unit/core/transition/test_discard.c",),
     ),
     Mutant(
-        "a-failed-pause-gives-backups-up",
+        "a-failed-pause-discards-backups",
         "csrc/core/transition/pause.c",
         "tms_discard_end(t, &discard, status == TMS_OK);",
         "tms_discard_end(t, &discard, true);",

@@ -285,7 +285,7 @@ static tms_status_t pause_all(tms_transition_t *t, tms_error_t *error) {
 }
 
 /* The pause of a call with backup="discard". */
-static tms_status_t pause_and_give_up(tms_transition_t *t, tms_error_t *error) {
+static tms_status_t pause_and_discard(tms_transition_t *t, tms_error_t *error) {
     tms_discard_t discard;
     tms_status_t status = tms_discard_prepare(t, &discard, error);
     if (status != TMS_OK) {
@@ -299,15 +299,15 @@ static tms_status_t pause_and_give_up(tms_transition_t *t, tms_error_t *error) {
 
 tms_status_t tms_pause_perform(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
                                tms_error_t *error) {
-    const bool gives_up = selection->has_backup && selection->backup == TMS_BACKUP_NONE;
+    const bool discards = selection->has_backup && selection->backup == TMS_BACKUP_NONE;
     tms_transition_t t = {.saver = saver,
                           .requested = {.selection = selection,
                                         .operation = "pause",
                                         .from = TMS_SEGMENT_ACTIVE,
                                         .through = TMS_SEGMENT_PAUSING,
                                         .to = TMS_SEGMENT_PAUSED,
-                                        .gives_up = gives_up},
-                          .act = gives_up ? pause_and_give_up : pause_all,
+                                        .discards = discards},
+                          .act = discards ? pause_and_discard : pause_all,
                           .calls = &saver->stats.pauses,
                           .report = report};
     const tms_status_t status = tms_steps_perform(&t, error);
