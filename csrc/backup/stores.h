@@ -43,7 +43,7 @@ typedef struct tms_backup_stores {
 
 /* The batches of one pause: the result of each store's `begin`. Zeros: none. */
 typedef struct tms_backup_batch {
-    void *of[TMS_MAX_BACKUP_STORES];
+    void *by_store[TMS_MAX_BACKUP_STORES];
 } tms_backup_batch_t;
 
 /* ---- the process ---- */

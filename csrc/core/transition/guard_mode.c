@@ -56,7 +56,7 @@ static tms_status_t need_page(tms_transition_t *t, const tms_segment_t *segment,
     tms_status_t status = TMS_OK;
     pthread_mutex_lock(&t->saver->lock);
     tms_segment_t *found =
-        t->done.guard_pages & bit ? guard->of[segment->device].page : tms_guard_hold(guard, segment->device);
+        t->done.guard_pages & bit ? guard->by_device[segment->device].page : tms_guard_hold(guard, segment->device);
     pthread_mutex_unlock(&t->saver->lock);
     if (!found) status = make_page(t, segment->device, segment->tag, &made, context, error);
     if (status != TMS_OK) return status;
