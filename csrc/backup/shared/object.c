@@ -105,11 +105,11 @@ void tms_shared_object_drop(tms_shared_store_t *store, tms_shared_object_t *obje
     pthread_mutex_unlock(&store->lock);
 }
 
-bool tms_shared_object_drop_last(tms_shared_store_t *store, tms_shared_object_t *object, bool wishes) {
+bool tms_shared_object_drop_last(tms_shared_store_t *store, tms_shared_object_t *object, bool wants_registration) {
     pthread_mutex_lock(&store->lock);
     const bool last = object->users == 1;
     if (last) {
-        object->wishes -= wishes;
+        object->registration_users -= wants_registration;
         drop(store, object);
     }
     pthread_mutex_unlock(&store->lock);
