@@ -233,10 +233,10 @@ static bool defer(tms_saver_t *saver, tms_segment_t *segment, tms_use_t use) {
  * end. */
 static bool find_users(tms_saver_t *saver, tms_segment_t *segment, tms_device_mask_t *users) {
     pthread_mutex_lock(&saver->lock);
-    bool left = tms_run_defer_to_owner(segment);
-    if (!left) *users = tms_segment_accessible(segment);
+    bool deferred = tms_run_defer_to_owner(segment);
+    if (!deferred) *users = tms_segment_accessible(segment);
     pthread_mutex_unlock(&saver->lock);
-    return !left;
+    return !deferred;
 }
 
 void tms_free_retire(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait) {
