@@ -47,7 +47,7 @@ MUTANTS = (
     Mutant(
         "a-device-that-came-into-use-during-a-map-gets-no-access",
         _HANDLES,
-        "    (void)tms_peers_note_skipped(saver, seen); /* the look comes next */\n",
+        "    (void)tms_peers_note_skipped(saver, seen); /* the scan comes next */\n",
         "    (void)seen;\n",
         (_TEST,),
     ),
