@@ -1,6 +1,6 @@
 /* The types of the shared store: the store, the objects that this process holds, and what a segment keeps in it.
  * docs/architecture-shared-store.md describes the whole. Only backup/shared includes this, operations.h for the store, and
- * the calls publish and adopt of the core (core/transition/pieces.h).
+ * the calls publish and adopt of the core (core/transition/object_call.h).
  *
  * Layers, each of which calls only those before it: names; folder; published; entry; types; object; jobs; registrar;
  * ring; contents; store; copy; operations.

@@ -26,7 +26,7 @@ typedef struct tms_transition_requested {
     uint64_t address; /* 0, or selects only the allocation that it lies in, unless that is damaged */
     bool guards;      /* guard mode is on */
     bool discards;    /* a pause that also discards the backups of paused allocations */
-    bool any_memory;  /* the call uses memory that need not be managed, and selects no allocation (pieces.h) */
+    bool any_memory;  /* the call uses memory that need not be managed, and selects no allocation (object_call.h) */
 } tms_transition_requested_t;
 
 /* The plan of one attempt. Each attempt resets it, except for `collectable`. */
