@@ -110,8 +110,7 @@ tms_region_t tms_saver_settings(tms_saver_t *saver);
 /* Returns `policy`, or the process's policy if `policy` is TMS_HOST_DEFAULT. */
 tms_host_policy_t tms_saver_host_policy(tms_saver_t *saver, tms_host_policy_t policy);
 
-/* Whether an address lies in a managed allocation. Takes the lock; makes no driver call. */
-bool tms_saver_owns(tms_saver_t *saver, uint64_t address);
+/* Whether anything is managed. Takes the lock; makes no driver call. */
 bool tms_saver_has_segments(tms_saver_t *saver);
 /* Under the lock: removes a freed segment from the registry and the counters. It must not be in transition. */
 void tms_saver_unpublish(tms_saver_t *saver, tms_segment_t *segment);
