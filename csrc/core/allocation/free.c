@@ -23,7 +23,7 @@ tms_status_t tms_free_unguard(tms_saver_t *saver, tms_segment_t *segment, tms_qu
     uint64_t bytes = segment->guarded;
     tms_status_t status = tms_guard_unmap(segment, quiesced, driver, context, error);
     if (status != TMS_OK || bytes == 0) return status;
-    tms_stats_subtract(&saver->stats.guarded_bytes, bytes);
+    atomic_fetch_sub_explicit(&saver->stats.guarded_bytes, bytes, memory_order_relaxed);
     tms_free_drop_guard(saver, segment->device);
     return TMS_OK;
 }
