@@ -180,7 +180,7 @@ def replace(name: str, owner: Any, key: Any, value: Any) -> None:
 
 
 def restore(owner: Any, key: Any) -> None:
-    """Undo :func:`replace`, unless something else has been put in its place meanwhile."""
+    """Undo :func:`replace`, unless something else has been put in its place."""
     place = _places.get((id(owner), key))
     if place is not None and _value(owner, key) is place.value:
         _set(owner, key, place.original)

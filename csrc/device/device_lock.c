@@ -145,7 +145,7 @@ static bool release_one(tms_device_lock_t *lock) {
     return named;
 }
 
-/* Opens and locks the file of a device. A held file that has been removed or replaced is opened anew. */
+/* Opens and locks the file of a device. A held file that has been removed or replaced is opened again. */
 static bool lock_device(const tms_device_locks_t *locks, tms_device_lock_t *lock, const wanted_t *wanted,
                         unwritten_t *unwritten, tms_lock_failure_t *failure) {
     char name[NAME_BYTES];

@@ -122,7 +122,7 @@ void tms_shared_object_reject(tms_shared_store_t *store, tms_shared_object_t *ob
         tms_error_append(error, " It could not be removed (unlinkat: %s): remove the file.", TMS_OS_TEXT(errno));
     } else {
         forget_name(store, object);
-        tms_error_append(error, " The next pause or publication writes it anew.");
+        tms_error_append(error, " The next pause or publication writes it again.");
     }
     pthread_mutex_unlock(&store->lock);
 }

@@ -182,7 +182,7 @@ static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
     if (status == TMS_OK && t->saver->config->verify_backups && t->planned.unchanged_bytes > 0)
         status = tms_verification_check(t, known, error);
     if (status == TMS_OK) {
-        /* Another process may have written a shared object meanwhile that this one had planned to copy. */
+        /* Another process may have written a shared object that this one had planned to copy. */
         const uint64_t copied = atomic_load(&t->done.copied_bytes);
         t->done.report.copied_bytes = copied;
         t->done.report.unchanged_bytes = t->planned.unchanged_bytes + t->planned.total_bytes - copied;

@@ -28,7 +28,7 @@ PyTorch does not report where workspaces lie, and can only free all of them at o
 
 So freeing workspaces never takes memory from a graph, and a graph whose own memory is resident can be replayed while
 anything else is paused. The exception are graphs captured before this package was first used, to which the second rule did
-not apply. While one of them lives, neither a pause nor a capture frees a workspace. If another graph is captured meanwhile,
+not apply. While one of them lives, neither a pause nor a capture frees a workspace. If another graph is captured then,
 no workspace is ever freed again. If a pause then finds a block of the size of a workspace, it logs a warning: it cannot know
 whether the block is one, so it does not fail.
 

@@ -2,7 +2,7 @@
 
 A thread's regions are a stack, and the innermost is in force. Tasks of an event loop share a thread, and so do generators:
 one may be inside a region when another enters its own, and the outer one may be left first. Leaving one region then leaves
-the others in force. Memory allocated meanwhile belongs to the innermost region. Both cases cause a warning, because contents
+the others in force. Memory allocated then belongs to the innermost region. Both cases cause a warning, because contents
 may be lost: a tensor that should have a backup may have none.
 
 A frame may *follow* another one: it is entered for a call that was handed to a thread pool inside that one

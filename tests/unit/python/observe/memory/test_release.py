@@ -163,7 +163,7 @@ def test_the_cool_down(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     report = releaser.release(options)
     assert (report.skipped, report.rounds, report.devices) == ("cool-down", 0, ())
     assert "released nothing" in str(report) and "cool-down" in str(report)
-    clock.now += 0.5  # a release that did nothing does not start it anew
+    clock.now += 0.5  # a release that did nothing does not start it again
     assert releaser.release(options).freed_bytes == 2 * MIB
     assert releaser.release(ReleaseOptions.check()).skipped is None
 

@@ -316,7 +316,7 @@ def test_threads_at_once_make_one_each(
     assert sorted(report["number"] for report in reports(folder)) == list(range(1, count + 1))
 
 
-def test_a_forked_child_begins_anew(program: Any, tmp_path: Path) -> None:
+def test_a_forked_child_begins_again(program: Any, tmp_path: Path) -> None:
     """Also one that was forked while a report was being made."""
     text = """
 import json, os, sys
