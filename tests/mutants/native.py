@@ -76,7 +76,7 @@ _TRANSITIONS = (
         "csrc/core/transition/resume.c",
         "t.devices->count > 1)",
         "t.devices->count > TMS_MAX_DEVICES)",
-        ("tests/unit/core/transition/test_interrupt_meanwhile.c",),
+        ("tests/unit/core/transition/test_interrupt_of_parts.c",),
     ),
     Mutant(
         "a-failed-pause-is-committed",
@@ -146,7 +146,7 @@ _TRANSITIONS = (
         "csrc/core/transition/save.c",
         "    if (status == TMS_FORKED) return status; /* in a forked child: the stream",
         "    /* in a forked child: the stream",
-        ("tests/unit/core/transition/test_interrupt_meanwhile.c",),
+        ("tests/unit/core/transition/test_interrupt_of_parts.c",),
     ),
     Mutant(
         "a-device-that-stops-because-another-failed-leaves-its-staging-memory-pinned",
@@ -184,14 +184,14 @@ _BACKUPS = (
         "csrc/backup/content.c",
         "range->begin > begin ? range->begin : begin",
         "range->begin",
-        ("tests/unit/core/transition/test_choice_live.c",),
+        ("tests/unit/core/transition/test_backup_choice_live.c",),
     ),
     Mutant(
         "a-live-range-that-ends-behind-its-segment",
         "csrc/backup/content.c",
         "range->end < end ? range->end : end",
         "range->end",
-        ("tests/unit/core/transition/test_choice_live.c",),
+        ("tests/unit/core/transition/test_backup_choice_live.c",),
     ),
     Mutant(
         "copies-of-a-backup-end-at-4-gib",
