@@ -455,7 +455,7 @@ def test_idle_memory_is_returned_once_before_the_first_call(
 # The replacement.
 
 
-def test_it_is_made_at_the_first_region(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+def test_the_replacement_is_made_at_the_first_region(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     assert ThreadPoolExecutor.submit is ORIGINAL
     with saver.region("a"):
         pass

@@ -188,7 +188,7 @@ def test_devices(saver: TorchMemorySaver, fake_torch: FakeTorch, nvml: FakeNvml,
     assert str(saver.ledger()) == "no device is in use by this process"
 
 
-def test_it_is_json_and_a_table(
+def test_a_ledger_is_json_and_a_table(
     saver: TorchMemorySaver, fake_torch: FakeTorch, nvml: FakeNvml, memory: dict[int, int]
 ) -> None:
     allocate(saver, fake_torch)
@@ -232,7 +232,7 @@ def test_the_uuid_is_unknown(
     assert nvml.asked == []
 
 
-def test_it_makes_no_call_that_allocates_or_waits(
+def test_a_ledger_makes_no_call_that_allocates_or_waits(
     saver: TorchMemorySaver, fake_torch: FakeTorch, nvml: FakeNvml, simulator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with saver.region("a"):
