@@ -347,10 +347,10 @@ reporter.observe(0, 3, 3, 0)
 def test_the_ledger_is_of_the_device_that_ran_out(
     mine: Reporter, folder: Path, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    queried: list[int] = []
 
     def take(device: int) -> Ledger:
-        asked.append(device)
+        queried.append(device)
         lines = (LedgerLine("processes", "other processes", 9 * MIB),)
         return Ledger((DeviceLedger(device, 10 * MIB, 9 * MIB, lines),), (), 1, 0.0)
 
@@ -358,5 +358,5 @@ def test_the_ledger_is_of_the_device_that_ran_out(
     error = make_error()
     error.device = 1
     mine.explain(error, None)
-    assert asked == [1]
+    assert queried == [1]
     assert "The largest holder of device 1 is other processes: 9 MiB of 10 MiB.\n- Report: " in str(error)
