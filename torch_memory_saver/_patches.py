@@ -47,7 +47,7 @@ _EMPTY = (
 )
 _CACHING = (
     "The package has to know whether PyTorch's caching is on, because PyTorch uses no pool without it. PyTorch has no "
-    "function that tells"
+    "function that returns it"
 )
 
 #: Every replacement that the saver can make.

@@ -129,7 +129,7 @@ class Frame:
         threads: Whether frames follow this one.
         has_threads: Whether a frame has followed this one.
         followers: Number of frames that have followed this one.
-        waited_in_vain: Whether a frame that follows this one has waited for others, none of which was left.
+        wait_timed_out: Whether a frame that follows this one has waited for others, none of which was left.
         ended: Whether a pause has ended a frame that follows: its thread is outside of it, and leaves it later.
         routing: The routing to the pools, from before it begins until it has ended completely.
         routed: Whether the routing is in force.
@@ -148,7 +148,7 @@ class Frame:
     threads = True
     has_threads = False
     followers = 0
-    waited_in_vain = False
+    wait_timed_out = False
     ended = False
     routed = False
     closed = False
