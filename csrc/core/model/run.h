@@ -3,9 +3,8 @@
  * An allocation gets a run of its own. A resume backs neighbours that come back together by one run (transition/layout.h):
  * most of what a pause and a resume cost is the number of handles. Segments of a run have one tag, backup and device, and
  * are always in the same state, since pauses select tags. A part of a run whose segment was freed is *slack*: it stays
- * mapped, and the next allocation of its kind gets it without a driver call. With several devices, every
- * allocation checks which devices are in use and grants a new one access; an allocation from slack does so as well
- * (peers.h).
+ * mapped, and the next allocation of its kind gets it without a driver call. With several devices, every allocation checks
+ * which devices are in use and grants a new one access; an allocation from slack does so as well (peers.h).
  *
  * A run lives as long as a segment refers to it, a freed one included until its end, or a call owns it. The spans of its
  * addresses (base/address_space.h) lie between `first` and `end`. The run of a segment that the program maps has that

@@ -104,8 +104,8 @@ static tms_status_t find_live(tms_transition_t *t, tms_live_t *live, const tms_l
 
 /* ---- what has changed ---- */
 
-/* Whether the next pause may find the backup that this pause makes, so that it can copy only what has changed. A resume may
- * retain it although the region does not: then the second pause finds it. */
+/* Returns whether a later pause can compare with the backup that this pause makes. A resume may retain a backup although its
+ * region does not. */
 static bool may_be_retained(const tms_transition_t *t, const tms_segment_t *segment) {
     const tms_backup_t *backup = &segment->backup;
     return backup->saved || tms_saver_host_policy(t->saver, backup->policy) == TMS_HOST_RETAIN;
