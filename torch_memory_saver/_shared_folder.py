@@ -109,7 +109,7 @@ def opened(directory: int, name: str, flags: int = os.O_RDONLY | os.O_DIRECTORY)
 
 
 def files_in(directory: int) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the names of an open directory, sorted, with what lstat says of each. A name that is removed during the call is skipped."""
+    """Yield the names of an open directory, sorted, with what lstat says of each. A name that is gone is skipped."""
     for name in sorted(os.listdir(directory)):
         with contextlib.suppress(FileNotFoundError):
             yield name, os.stat(name, dir_fd=directory, follow_symlinks=False)
