@@ -150,7 +150,7 @@ bool tms_shared_object_is_registered(tms_shared_store_t *store, const tms_shared
 
 /* ---- one object ---- */
 
-/* With the lock held: the object has `memory` from here on, or is not being made any more (NULL). */
+/* With the lock held: the object has `memory` from here on, or is not being written any more (NULL). */
 static void end(tms_shared_store_t *store, tms_shared_object_t *object, const char *memory, bool made) {
     object->being_written = false;
     object->claim = -1;

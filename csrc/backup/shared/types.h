@@ -49,7 +49,7 @@ enum { TMS_SHARED_PATIENCE = 1000 };
 
 typedef struct tms_shared_store {
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* the registrar has ended, or an object is no longer being made */
+    pthread_cond_t changed; /* the registrar has ended, or an object is no longer being written */
     const char *configured; /* TMS_SHARED_DIR; owned by the configuration */
     const tms_copying_t *copying;
     tms_host_store_t *host; /* the memory of private contents and of the ring */

@@ -188,8 +188,8 @@ class PoolStore:
         """Release segments without a tensor: those of torch's default pool, and of this package's pools by the rule of
         :func:`is_worth_retiring`.
 
-        This thread's own routings are suspended during the call, and their pools replaced. Devices on which another thread is
-        in a region keep PyTorch's own cache until the last thread leaves.
+        This thread's own routings are suspended during the call, and their pools replaced. Devices on which another
+        thread is in a region keep PyTorch's own cache until the last thread leaves.
         """
         if not torch.is_capturing():
             self.empty_cache_with(torch, lambda: self.empty_torch_cache(torch))
