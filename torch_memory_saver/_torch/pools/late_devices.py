@@ -6,7 +6,7 @@ use is *watched*: the allocations of every thread on it are routed to a pool who
 (``tms_torch_ordinary_malloc``). The first of them gives the device access before it returns. So every later operation has
 access, even one by PyTorch's C++ code: copies, autograd, collectives, DataParallel. Then the main thread calls
 :meth:`LateDevices.end` between two of its instructions, which ends the routing, and later allocations come from PyTorch's
-own pool. Tensors allocated until then stay valid. Once they are deleted, the next ``empty_cache()`` releases their
+own pool. Tensors that were allocated meanwhile stay valid. Once they are deleted, the next ``empty_cache()`` releases their
 memory.
 
 Watching makes no driver call. Regions and other pools that are routed later on a watched device take precedence. A managed
@@ -107,7 +107,7 @@ class LateDevices:
             self._pools.pop(device, None)  # the pool itself stays, without memory: retiring it would route it
             raise
         pool.is_routed = True
-        if self._pools.get(device) is not pool:  # it was ended since then
+        if self._pools.get(device) is not pool:  # it was ended meanwhile
             self._retire(torch, pool)
 
     def end(self, device: int) -> None:
