@@ -34,7 +34,7 @@ build: ## the three libraries, built in the source tree
 	$(PYTHON) setup.py -q build_ext --inplace
 
 .PHONY: stub
-stub: ## the functions in _core.pyi, written anew from csrc/include
+stub: ## the functions in _core.pyi, generated from csrc/include
 	$(PYTHON) tools/core_stub.py
 
 .PHONY: clean
@@ -428,7 +428,7 @@ coverage-report: ## the report of the runs so far
 lint: lint-format layers lint-c analyze lint-python ## formatting, the layers of csrc, static analysis of the C, ruff, mypy
 layers: $(C_CORE) $(C_GLUE) $(C_PRELOAD) $(C_SIMULATOR) ## the order of the layers of csrc, and circles of files
 	$(PYTHON) tools/check_layers.py --objects $(C_BUILD) --need-objects
-layers-picture: layers ## docs/images/layers.svg and package-layers.svg, drawn anew
+layers-picture: layers ## docs/images/layers.svg and package-layers.svg, drawn again
 	$(PYTHON) tools/check_layers.py --objects $(C_BUILD) --svg docs/images/layers.svg
 	$(PYTHON) tools/package_picture.py
 	$(PYTHON) docs/darken.py
@@ -485,7 +485,7 @@ format: ## the C and Python files, rewritten in their format
 
 ##@ Release
 .PHONY: pages
-pages: ## the generated tables and the dark pictures of docs, written anew (PYTHON has Pillow)
+pages: ## the generated tables and the dark pictures of docs, written again (PYTHON has Pillow)
 	$(PYTHON) docs/generated.py
 	$(PYTHON) docs/darken.py
 

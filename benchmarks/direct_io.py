@@ -42,7 +42,7 @@ _TRIALS = 3
 class DirectFile:
     """A file of `size` bytes in a directory, which is written and read past the page cache.
 
-    The file has no name. Its space is reserved once: if it were made anew, the file system would discard the old blocks
+    The file has no name. Its space is reserved once: if it were made again, the file system would discard the old blocks
     during the next measurement.
 
     If the file system refuses direct I/O, `direct` is False and the page cache is used.

@@ -185,7 +185,7 @@ def _caption(stage: Stage) -> str:
         "resumed": f"Resumed: {made} handles, each for neighbours of one range, up to 1 GiB",
         "freed": f"{len(FREED)} freed: {slack} leave slack; {released} was all of its run, which went back at once",
         "reused": f"{_size(SMALL)} allocated: from slack, {made or 'no'} handles made",
-        "again": "Paused and resumed: laid out anew, without slack",
+        "again": "Paused and resumed: laid out again, without slack",
     }
     return texts[stage.title]
 

@@ -7,7 +7,7 @@ A part lies between two comments on lines of their own, so that it can be read w
     <!-- end of generated -->
 
 NAME is a key of GENERATED, "api", or a Markdown file of the repository, which is shown without its title. `make pages`
-writes all parts anew; tests/docs/test_generated.py fails if a part is not up to date. The Python code is read and not
+writes all parts again; tests/docs/test_generated.py fails if a part is not up to date. The Python code is read and not
 imported, because some of it needs PyTorch.
 """
 
@@ -203,7 +203,7 @@ def written(page: str) -> str:
 
 
 def refreshed(page: str, is_wanted: Callable[[str], bool] = lambda name: True) -> str:
-    """The page with its wanted parts written anew."""
+    """The page with its wanted parts written again."""
 
     def write(part: re.Match[str]) -> str:
         name = part[1]

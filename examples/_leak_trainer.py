@@ -1,5 +1,5 @@
 """The trainer of memory_leak.py, which lives in the tokenizer's process. Between steps its optimizer's state lies in host
-memory, so that each step allocates it anew."""
+memory, so that each step allocates it again."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ and first looks at the wrong process: the scheduler, which has most of the memor
 1. The engine runs with TMS_DEBUG=history,snapshots: each process writes a snapshot in each step.
 2. `compare` finds no leak in the scheduler's snapshots: only PyTorch's cache grows there.
 3. `compare` finds in all processes that the tokenizer keeps the pixels of answered images. The optimizer's blocks, which are
-   allocated anew in each step, rise above these pixels.
+   allocated again in each step, rise above these pixels.
 4. The engine runs again, with a fix of the tokenizer and with TMS_RELEASE_CACHED=pause: nothing grows.
 
     python examples/memory_leak.py --out hunt

@@ -47,7 +47,7 @@ _EMPTY = (
 )
 _CACHING = (
     "The package has to know whether PyTorch's caching is on, because PyTorch uses no pool without it. PyTorch has no "
-    "function that tells"
+    "function that returns it"
 )
 
 #: Every replacement that the saver can make.
@@ -180,7 +180,7 @@ def replace(name: str, owner: Any, key: Any, value: Any) -> None:
 
 
 def restore(owner: Any, key: Any) -> None:
-    """Undo :func:`replace`, unless something else has been put in its place meanwhile."""
+    """Undo :func:`replace`, unless something else has been put in its place."""
     place = _places.get((id(owner), key))
     if place is not None and _value(owner, key) is place.value:
         _set(owner, key, place.original)

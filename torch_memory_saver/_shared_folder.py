@@ -109,7 +109,7 @@ def opened(directory: int, name: str, flags: int = os.O_RDONLY | os.O_DIRECTORY)
 
 
 def files_in(directory: int) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the names of an open directory, sorted, with what lstat says of each. A name that goes meanwhile is left out."""
+    """Yield the names of an open directory, sorted, with what lstat says of each. A name that is gone is skipped."""
     for name in sorted(os.listdir(directory)):
         with contextlib.suppress(FileNotFoundError):
             yield name, os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -132,7 +132,7 @@ def is_object(name: str, found: os.stat_result) -> bool:
 
 def remove_unlinked(objects: int, name: str) -> int:
     """Remove an object without holders and published names, and return its bytes; 0 if there are some, or it is no object.
-    Another process may link it meanwhile: it keeps its bytes, and the object loses its name."""
+    Another process may link it during the call: it keeps its bytes, and the object loses its name."""
     found = os.stat(name, dir_fd=objects, follow_symlinks=False)
     if not is_object(name, found) or found.st_nlink > 1:
         return 0

@@ -91,7 +91,7 @@ def after_import_of_torch(callback: Callable[[], None]) -> None:
 class OwnImports:
     """A context in which a program that does not know of this package imports it.
 
-    Imports of this thread ignore relative entries of ``sys.path`` meanwhile. Such an entry ("" under ``python -c``) names a
+    Inside, imports of this thread ignore relative entries of ``sys.path``. Such an entry ("" under ``python -c``) names a
     folder below the current working directory, where another user may have put modules of any name. The package also becomes
     importable where it is not, as in another virtual environment.
     """

@@ -11,14 +11,14 @@ static void log_failure(const tms_pass_t *pass, const tms_error_t *reason) {
     static const struct {
         tms_log_cause_t cause;
         const char *consequence;
-    } of[] = {
+    } by_purpose[] = {
         [TMS_PASS_COMPARES] = {TMS_LOG_NOT_COMPARED,
                                "All contents are copied, because it is not known which ones have changed."},
         [TMS_PASS_VERIFIES] = {TMS_LOG_NOT_VERIFIED, "The restored contents are not checked."},
         [TMS_PASS_NAMES] = {TMS_LOG_NOT_NAMED, "The call fails, because objects are named by their fingerprints."},
     };
-    tms_log_recurring(pass->stores->copying.log, of[pass->purpose].cause, TMS_LOG_WARNING, reason,
-                      of[pass->purpose].consequence);
+    tms_log_recurring(pass->stores->copying.log, by_purpose[pass->purpose].cause, TMS_LOG_WARNING, reason,
+                      by_purpose[pass->purpose].consequence);
 }
 
 static void log_lack_of_memory(const tms_pass_t *pass, int device, const char *call) {

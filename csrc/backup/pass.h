@@ -56,7 +56,7 @@ void tms_pass_start(tms_pass_t *pass);
  * waited for. */
 tms_status_t tms_pass_finish(tms_pass_t *pass, tms_error_t *error);
 /* Starts and finishes the pass, if there is anything to do. TMS_INTERRUPTED if `wait` was cancelled. TMS_FORKED in a child
- * that was forked meanwhile, where the kernels belong to the parent. */
+ * that was forked during the call, where the kernels belong to the parent. */
 tms_status_t tms_pass_perform(tms_pass_t *pass, tms_error_t *error);
 
 #endif

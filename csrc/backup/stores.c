@@ -110,8 +110,8 @@ tms_status_t tms_backup_batch_start(tms_backup_stores_t *stores, tms_backup_batc
                                     const tms_error_context_t *context, tms_error_t *error) {
     tms_status_t status = TMS_OK;
     for (int i = 0; i < stores->count && status == TMS_OK; i++) {
-        if (batch->of[i] && stores->list[i].operations->start)
-            status = stores->list[i].operations->start(batch->of[i], context, error);
+        if (batch->by_store[i] && stores->list[i].operations->start)
+            status = stores->list[i].operations->start(batch->by_store[i], context, error);
     }
     return status;
 }
@@ -120,15 +120,15 @@ tms_status_t tms_backup_batch_check_room(tms_backup_stores_t *stores, tms_backup
                                          const tms_error_context_t *context, tms_error_t *error) {
     tms_status_t status = TMS_OK;
     for (int i = 0; i < stores->count && status == TMS_OK; i++) {
-        if (batch->of[i] && stores->list[i].operations->check_room)
-            status = stores->list[i].operations->check_room(batch->of[i], context, error);
+        if (batch->by_store[i] && stores->list[i].operations->check_room)
+            status = stores->list[i].operations->check_room(batch->by_store[i], context, error);
     }
     return status;
 }
 
 bool tms_backup_batch_can_help(const tms_backup_stores_t *stores, const tms_backup_batch_t *batch) {
     for (int i = 0; i < stores->count; i++) {
-        if (batch->of[i] && stores->list[i].operations->help) return true;
+        if (batch->by_store[i] && stores->list[i].operations->help) return true;
     }
     return false;
 }
@@ -136,15 +136,15 @@ bool tms_backup_batch_can_help(const tms_backup_stores_t *stores, const tms_back
 bool tms_backup_batch_help(const tms_backup_stores_t *stores, const tms_backup_batch_t *batch, int device) {
     for (int i = 0; i < stores->count; i++) {
         const tms_backup_operations_t *operations = stores->list[i].operations;
-        if (batch->of[i] && operations->help && operations->help(batch->of[i], device)) return true;
+        if (batch->by_store[i] && operations->help && operations->help(batch->by_store[i], device)) return true;
     }
     return false;
 }
 
 void tms_backup_batch_end(tms_backup_stores_t *stores, tms_backup_batch_t *batch) {
     for (int i = 0; i < stores->count; i++) {
-        if (batch->of[i]) CALL(&stores->list[i], end, batch->of[i]);
-        batch->of[i] = NULL;
+        if (batch->by_store[i]) CALL(&stores->list[i], end, batch->by_store[i]);
+        batch->by_store[i] = NULL;
     }
 }
 
@@ -167,7 +167,7 @@ tms_status_t tms_backup_choose(tms_backup_t *backup, tms_backup_stores_t *stores
                                const tms_error_context_t *context, tms_error_t *error) {
     const tms_backup_store_t *entry = tms_backup_stores_find(stores, kind);
     tms_status_t status = tms_backup_content_choose(&backup->planned, kind, live, address, backup->bytes, context, error);
-    if (status == TMS_OK && entry) status = begin(entry, &batch->of[entry - stores->list], context, error);
+    if (status == TMS_OK && entry) status = begin(entry, &batch->by_store[entry - stores->list], context, error);
     if (status == TMS_OK && !tms_backup_contents_match(&backup->held, &backup->planned))
         tms_fingerprints_cancel(&backup->fingerprints);
     return status;
@@ -192,8 +192,8 @@ tms_status_t tms_backup_plan(tms_backup_t *backup, tms_backup_stores_t *stores, 
     const tms_backup_store_t *entry = tms_backup_stores_find(stores, backup->planned.kind);
     if (!entry) return TMS_OK;
     size_t index = (size_t)(entry - stores->list);
-    tms_status_t status = entry->operations->plan(entry->store, batch->of[index], backup, &backup->slots[index], request,
-                                                  &backup->planned, context, error);
+    tms_status_t status = entry->operations->plan(entry->store, batch->by_store[index], backup, &backup->slots[index],
+                                                  request, &backup->planned, context, error);
     if (status != TMS_OK || !entry->operations->block_bytes) return status;
     return find_changes(backup, entry, &backup->slots[index], context, error);
 }
@@ -402,8 +402,8 @@ void tms_backup_taken_by_store(const tms_backup_t *backup, const tms_backup_stor
 }
 
 uint64_t tms_backup_taken_bytes(const tms_backup_t *backup, const tms_backup_stores_t *stores) {
-    uint64_t of[TMS_MAX_BACKUP_STORES] = {0}, bytes = 0;
-    tms_backup_taken_by_store(backup, stores, of);
-    for (int i = 0; i < stores->count; i++) bytes += of[i];
+    uint64_t by_store[TMS_MAX_BACKUP_STORES] = {0}, bytes = 0;
+    tms_backup_taken_by_store(backup, stores, by_store);
+    for (int i = 0; i < stores->count; i++) bytes += by_store[i];
     return bytes;
 }

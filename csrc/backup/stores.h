@@ -43,7 +43,7 @@ typedef struct tms_backup_stores {
 
 /* The batches of one pause: the result of each store's `begin`. Zeros: none. */
 typedef struct tms_backup_batch {
-    void *of[TMS_MAX_BACKUP_STORES];
+    void *by_store[TMS_MAX_BACKUP_STORES];
 } tms_backup_batch_t;
 
 /* ---- the process ---- */
@@ -130,7 +130,7 @@ tms_status_t tms_backup_read(const tms_backup_t *backup, const tms_backup_stores
                              void *destination, bool *found, tms_wait_t *wait, const tms_error_context_t *context,
                              tms_error_t *error);
 /* Compares a backup with a copy of the same contents in host memory. The planned contents of the backup are its held ones,
- * of which a part was copied anew. *differs becomes whether a byte differs, and *place the first offset in the segment that
+ * of which a part was copied again. *differs becomes whether a byte differs, and *place the first offset in the segment that
  * does. Reads a file in parts. */
 tms_status_t tms_backup_compare(const tms_backup_t *backup, const tms_backup_t *copy, const tms_backup_stores_t *stores,
                                 bool *differs, uint64_t *place, tms_wait_t *wait, const tms_error_context_t *context,

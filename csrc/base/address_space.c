@@ -10,7 +10,7 @@ static int class_of(uint64_t bytes) { return BITS - 1 - __builtin_clzll(bytes); 
 
 static tms_span_t **list_of(const tms_span_t *span) {
     tms_space_t *space = span->range->space;
-    return &(span->backing ? &space->backed : &space->bare)->of[class_of(tms_span_bytes(span))];
+    return &(span->backing ? &space->backed : &space->bare)->by_class[class_of(tms_span_bytes(span))];
 }
 
 static void push(tms_span_t *span) {
@@ -73,8 +73,8 @@ static tms_span_t *compare(tms_space_t *space, tms_span_t *span, uint64_t bytes)
 }
 
 static tms_span_t *find(tms_space_t *space, const tms_span_lists_t *lists, uint64_t bytes) {
-    tms_span_t *span = compare(space, lists->of[class_of(bytes)], bytes);
-    for (int i = class_of(bytes) + 1; i < TMS_SPACE_CLASSES && !span; i++) span = lists->of[i];
+    tms_span_t *span = compare(space, lists->by_class[class_of(bytes)], bytes);
+    for (int i = class_of(bytes) + 1; i < TMS_SPACE_CLASSES && !span; i++) span = lists->by_class[i];
     return span;
 }
 

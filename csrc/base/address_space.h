@@ -43,7 +43,7 @@ typedef struct tms_range {
 
 /* Free spans by the number of bits of their size. */
 typedef struct tms_span_lists {
-    tms_span_t *of[TMS_SPACE_CLASSES];
+    tms_span_t *by_class[TMS_SPACE_CLASSES];
 } tms_span_lists_t;
 
 typedef struct tms_space {

@@ -11,8 +11,8 @@
  * file.
  *
  * A row is assigned to a tag and device at their first allocation, and stays theirs. Once all rows are in use, a row without
- * allocations is assigned anew, and its totals are added to `others`. If every row has allocations, further tags and devices
- * are counted in `others`. */
+ * allocations is assigned again, and its totals are added to `others`. If every row has allocations, further tags and
+ * devices are counted in `others`. */
 #ifndef TMS_SHARED_PAGE_H
 #define TMS_SHARED_PAGE_H
 

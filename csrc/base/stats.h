@@ -32,9 +32,6 @@ typedef struct tms_gauge {
 static inline void tms_stats_add(_Atomic uint64_t *counter, uint64_t amount) {
     atomic_fetch_add_explicit(counter, amount, memory_order_relaxed);
 }
-static inline void tms_stats_subtract(_Atomic uint64_t *counter, uint64_t amount) {
-    atomic_fetch_sub_explicit(counter, amount, memory_order_relaxed);
-}
 static inline uint64_t tms_stats_read(const _Atomic uint64_t *counter) {
     return atomic_load_explicit(counter, memory_order_relaxed);
 }

@@ -371,7 +371,9 @@ bool tms_copier_close(tms_copier_t *copier) {
     for (int i = 0; i < TMS_COPIER_EVENTS; i++) held->events[i] = copier->events[i];
     bool idle = !copier->outside && drain(copier);
     held->busy = !idle;
-    for (tms_copier_relay_t *relay = held->relays; relay; relay = relay->next) relay->table->close(relay);
+    for (tms_copier_relay_t *relay = held->relays; relay; relay = relay->next) {
+        if (relay->table->close) relay->table->close(relay);
+    }
     held->node.retry = retry;
     held->node.holds = release_holdings(held, copier->driver, copier->wait);
     if (!copier->outside) tms_devices_leave(copier->copying->devices, copier->device);

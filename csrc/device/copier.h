@@ -55,7 +55,8 @@ typedef struct tms_copier_relay_table {
     /* Waits until every copy begun by the store is done or queued in the copier's stream. A failure fails the call; only
      * `close` and `release` are called after it. */
     tms_status_t (*wait)(tms_copier_relay_t *relay, tms_error_t *error);
-    /* Called once, also after a failure. Afterwards only copies in the stream are in flight. It must not use the copier. */
+    /* NULL, or called once, also after a failure. Afterwards only copies in the stream are in flight. It must not use the
+     * copier. */
     void (*close)(tms_copier_relay_t *relay);
     /* Called once, after close, when the device has stopped copying. Frees the relay, and adds resources that cannot be
      * released to the quarantine. `wait` is the call's, or NULL if a later call does this, on any thread. */

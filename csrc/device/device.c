@@ -255,15 +255,15 @@ static void note_unpopped(CUcontext context, unsigned below) {
 static void pop(const tms_devices_t *devices, const tms_driver_table_t *driver, const tms_error_context_t *context) {
     tms_error_t reason;
     tms_status_t status = TMS_DRIVER;
-    CUcontext left = NULL;
+    CUcontext popped_context = NULL;
     settle_stack(driver);
     unsigned below = pushed.count;
     if (pushed.depth > 0 && --pushed.depth < MAX_ENTERED) {
-        left = pushed.entered[pushed.depth].context;
+        popped_context = pushed.entered[pushed.depth].context;
         below = pushed.entered[pushed.depth].below < pushed.count ? pushed.entered[pushed.depth].below : pushed.count;
     }
     if (below < pushed.count) { /* an unpopped context of an inner call lies above */
-        note_unpopped(left, below);
+        note_unpopped(popped_context, below);
         return;
     }
     for (int i = 0; i < TMS_UNDO_ATTEMPTS && status != TMS_OK; i++) {
@@ -272,7 +272,7 @@ static void pop(const tms_devices_t *devices, const tms_driver_table_t *driver, 
         if (status != TMS_OK && tms_driver_is_gone(&reason)) return;
     }
     if (status == TMS_OK) return;
-    note_unpopped(left, below);
+    note_unpopped(popped_context, below);
     tms_log_write(devices->driver->log, TMS_LOG_ERROR, "%s This thread's current device may have changed.", reason.message);
 }
 

@@ -22,8 +22,9 @@ enum {
     NOT_OPEN = -1
 };
 
-/* The delay before another attempt is doubled from the first to the longest. The request that is served next looks often. */
-static const double first_pause_seconds = 0.001, longest_pause_seconds = 0.1, longest_pause_in_front_seconds = 0.01;
+/* The delay before another attempt is doubled from the first to the maximum. The next request to be served polls at the
+ * shorter interval. */
+static const double first_delay_seconds = 0.001, max_delay_seconds = 0.1, max_delay_in_front_seconds = 0.01;
 
 /* A device to be locked. */
 typedef struct wanted {
@@ -144,7 +145,7 @@ static bool release_one(tms_device_lock_t *lock) {
     return named;
 }
 
-/* Opens and locks the file of a device. A held file that has been removed or replaced is opened anew. */
+/* Opens and locks the file of a device. A held file that has been removed or replaced is opened again. */
 static bool lock_device(const tms_device_locks_t *locks, tms_device_lock_t *lock, const wanted_t *wanted,
                         unwritten_t *unwritten, tms_lock_failure_t *failure) {
     char name[NAME_BYTES];
@@ -335,14 +336,14 @@ tms_status_t tms_device_locks_acquire(tms_device_locks_t *locks, tms_device_mask
     int count = 0;
     if (!devices) return TMS_OK;
     tms_status_t status = list_devices(locks, devices, wanted, &count, context, error);
-    double pause = first_pause_seconds;
+    double delay = first_delay_seconds;
     while (status == TMS_OK) {
         bool may_wait = wait && tms_wait_remaining(wait) > 0;
         if (attempt(locks, wanted, count, may_wait, &ticket, &unwritten, &failure)) break;
         if (failure.os_error == EWOULDBLOCK && may_wait) {
-            status = tms_wait_sleep(wait, pause, context, error);
-            double longest = failure.queued ? longest_pause_seconds : longest_pause_in_front_seconds;
-            pause = pause * 2 < longest ? pause * 2 : longest;
+            status = tms_wait_sleep(wait, delay, context, error);
+            double max_delay = failure.queued ? max_delay_seconds : max_delay_in_front_seconds;
+            delay = delay * 2 < max_delay ? delay * 2 : max_delay;
             continue;
         }
         if (failure.queued && failure.os_error == EWOULDBLOCK) find_holder(locks, wanted, count, &failure);
@@ -352,7 +353,7 @@ tms_status_t tms_device_locks_acquire(tms_device_locks_t *locks, tms_device_mask
     if (unwritten.os_error != 0)
         tms_log_write(locks->devices->driver->log, TMS_LOG_WARNING,
                       "%s: the id of this process could not be written to the lock file '%s': %s failed with errno %d. The "
-                      "device is locked, but other processes are not told by which process.",
+                      "device is locked, but the messages of other processes cannot name this one.",
                       context->operation, unwritten.path, unwritten.call, unwritten.os_error);
     return status;
 }

@@ -5,7 +5,7 @@
  * is never removed, because unlinking a locked file would let a second process lock a new file of that name. Processes that
  * wait are served in the order in which they came (device_queue.h).
  *
- * A file that is removed or replaced nevertheless is detected. A waiting process opens the file anew at each attempt. The
+ * A file that is removed or replaced nevertheless is detected. A waiting process opens the file again at each attempt. The
  * holder checks when it acquires again: it then locks the new file, or fails if another process holds that. A holder that
  * detects it when it releases its last count logs a warning. Each file contains its holder's process id, for messages only.
  *

@@ -102,7 +102,7 @@ static bool is_truncated(int fd, uint64_t size) {
 
 /* Returns why this path must not be passed to dlopen, or NULL. A relative path may lead to another user's library once the
  * program has changed its working directory. dlopen would block on a FIFO and crash on a truncated library. */
-static const char *why_unfit(const char *path) {
+static const char *find_rejection(const char *path) {
     struct stat found;
     if (*path != '/') return "is not an absolute path";
     if (stat(path, &found) != 0) return NULL;
@@ -117,7 +117,7 @@ static const char *why_unfit(const char *path) {
 /* Fills the table from the library and initialises the driver. On success the library stays loaded. */
 static tms_status_t open_driver(const tms_driver_t *driver, tms_driver_table_t *table, const tms_error_context_t *context,
                                 tms_error_t *error) {
-    const char *unfit = strchr(driver->path, '/') ? why_unfit(driver->path) : NULL;
+    const char *unfit = strchr(driver->path, '/') ? find_rejection(driver->path) : NULL;
     if (unfit)
         return tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context,
                              "the CUDA driver could not be loaded: TMS_CUDA_DRIVER is '%s', which %s", driver->path, unfit);

@@ -67,9 +67,9 @@ tms_status_t tms_wait_sleep(tms_wait_t *wait, double seconds, const tms_error_co
     double end = tms_wait_now() + (seconds < limit ? seconds : limit);
     for (;;) {
         tms_status_t status = tms_wait_check(wait, context, error);
-        double left = end - tms_wait_now();
-        if (status != TMS_OK || left <= 0) return status;
-        struct timespec part = split(left < TMS_WAIT_POLL_SECONDS ? left : TMS_WAIT_POLL_SECONDS);
+        double remaining = end - tms_wait_now();
+        if (status != TMS_OK || remaining <= 0) return status;
+        struct timespec part = split(remaining < TMS_WAIT_POLL_SECONDS ? remaining : TMS_WAIT_POLL_SECONDS);
         (void)nanosleep(&part, NULL); /* a signal ends it early */
     }
 }

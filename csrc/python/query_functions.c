@@ -12,7 +12,7 @@
 #include "module_state.h"
 #include "rows.h"
 
-/* What a function of the core is asked, and its answer. */
+/* One query of the core: its arguments and its result. */
 typedef struct query {
     int32_t device;
     uint64_t address;

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 #: Smaller than an object.
 PRIVATE = 100_003
-#: A folder that cannot be looked at is opened anew. A refused registration is logged once a process.
+#: A folder that cannot be looked at is opened again. A refused registration is logged once a process.
 UNNOTICED = {"lstat", *RELEASING}
 
 

@@ -47,6 +47,6 @@ def test_losses_are_those_of_the_run_that_keeps_everything() -> None:
 
 
 @pytest.mark.slow
-def test_it_learns() -> None:
+def test_the_loop_learns() -> None:
     rewards = [float(row.reward) for row in run(str(MANAGED), 16)]
     assert sum(rewards[-4:]) > 2 * sum(rewards[:4])

@@ -72,7 +72,7 @@ def test_pytorchs_function_returns_idle_managed_memory(empty_cache: Callable[[],
 
 
 @pytest.mark.parametrize("empty_cache", EMPTY_CACHE)
-def test_it_returns_memory_that_another_stream_has_used(empty_cache: Callable[[], None]) -> None:
+def test_empty_cache_returns_memory_that_another_stream_has_used(empty_cache: Callable[[], None]) -> None:
     tensors = load(64)
     tensors[0].record_stream(torch.cuda.Stream())
     tensors.clear()
@@ -80,7 +80,7 @@ def test_it_returns_memory_that_another_stream_has_used(empty_cache: Callable[[]
     assert resident("a") == 0
 
 
-def test_it_does_what_it_did_inside_a_region() -> None:
+def test_empty_cache_inside_a_region_behaves_as_before() -> None:
     with saver.region(tag="a"):
         keep, idle = empty(32 * MIB), empty(64 * MIB)
         del idle
@@ -91,7 +91,7 @@ def test_it_does_what_it_did_inside_a_region() -> None:
     del keep, again
 
 
-def test_it_does_what_it_did_while_another_thread_is_in_a_region() -> None:
+def test_empty_cache_while_another_thread_is_in_a_region_behaves_as_before() -> None:
     tensors = load(64)
     with other_thread_inside(saver.region(tag="b")):
         tensors.clear()
@@ -148,7 +148,7 @@ def layer_store() -> object:
     return pool_store
 
 
-def test_it_is_wrapped_once_and_restored() -> None:
+def test_empty_cache_is_wrapped_once_and_restored() -> None:
     kept = load(1)  # so that the pool is not retired when its next region ends
     places = (torch.cuda, torch.cuda.memory, torch.accelerator, torch.accelerator.memory)
     wrapped = [place.empty_cache for place in places]
@@ -195,7 +195,7 @@ def test_a_wrapper_of_the_program_stays() -> None:
         cache_wrappers.install(layer_store())  # type: ignore[arg-type]
 
 
-def test_it_may_be_part_of_a_compiled_graph() -> None:
+def test_empty_cache_may_be_part_of_a_compiled_graph() -> None:
     import torch  # the compiler does not see through the module of the tests
 
     tensors = load(32)
@@ -238,7 +238,7 @@ def test_idle_memory_goes_back_when_the_outermost_region_ends() -> None:
     assert resident("b") == 0
 
 
-def test_it_goes_back_while_another_thread_is_in_a_region() -> None:
+def test_idle_memory_is_returned_while_another_thread_is_in_a_region() -> None:
     kept: list[torch.Tensor] = []
 
     def keep() -> None:

@@ -39,7 +39,7 @@ def test_paused_memory_that_is_freed_was_no_physical_memory() -> None:
     assert (report.devices[0].reserved_before - report.devices[0].reserved_after, report.freed_bytes) == (SIZE, 0)
 
 
-def test_it_is_repeated_while_it_frees_enough() -> None:
+def test_a_release_is_repeated_while_it_frees_enough() -> None:
     class Last:
         """A tensor in a cycle, whose finaliser leaves one of half its size in a cycle."""
 

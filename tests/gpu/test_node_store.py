@@ -179,7 +179,7 @@ def test_a_damaged_object_is_named(folder: Path, weights: Path) -> None:
 
 
 @pytest.mark.parametrize("healed_by", ["publish", "adopt_or_load"])
-def test_a_damaged_object_is_written_anew_although_others_hold_it(healed_by: str, folder: Path, weights: Path) -> None:
+def test_a_damaged_object_is_written_again_although_others_hold_it(healed_by: str, folder: Path, weights: Path) -> None:
     """The holder has adopted the weights before the damage. Another name has the object as well."""
     expected = publish(folder, weights, name="a")
     publish(folder, weights, name="b")
@@ -206,7 +206,7 @@ def test_a_damaged_object_is_written_anew_although_others_hold_it(healed_by: str
 
 
 @pytest.mark.parametrize("copies", [1, 2])
-def test_a_cut_object_is_one_warning_and_written_anew(copies: int, folder: Path, weights: Path) -> None:
+def test_a_cut_object_is_one_warning_and_written_again(copies: int, folder: Path, weights: Path) -> None:
     """Another name has the object as well, or nothing has."""
     for name in ("a", "b")[:copies]:
         expected = publish(folder, weights, name=name)

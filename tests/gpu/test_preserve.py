@@ -389,10 +389,10 @@ def test_retained_host_memory_is_used_again() -> None:
 
 
 def test_where_nothing_is_preserved_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    calls = []
 
     def pause(*arguments: Any, **named: Any) -> Any:
-        asked.append((named["find_live"] is not None, named["preserves"]))
+        calls.append((named["find_live"] is not None, named["preserves"]))
         return original(*arguments, **named)
 
     original = _core.pause
@@ -403,7 +403,7 @@ def test_where_nothing_is_preserved_nothing_is_asked(monkeypatch: pytest.MonkeyP
     cycle()
     handle.remove()
     cycle()
-    assert [preserves for _, preserves in asked] == [False, True, False]
+    assert [preserves for _, preserves in calls] == [False, True, False]
     snapshots = []
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda *_: snapshots.append(1))
     cycle()

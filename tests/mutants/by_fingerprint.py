@@ -100,9 +100,9 @@ MUTANTS = (
     Mutant(
         "a-verified-pause-compares-what-another-process-may-have-written",
         "csrc/core/transition/verification.c",
-        "    return segment->backup.partial && segment->run->leaving &&\n"
+        "    return segment->backup.partial && segment->run->releasing &&\n"
         "           tms_backup_can_compare(&t->saver->stores, segment->backup.planned.kind);\n",
-        "    return segment->backup.partial && segment->run->leaving && t;\n",
+        "    return segment->backup.partial && segment->run->releasing && t;\n",
         (_TEST,),
     ),
     Mutant(

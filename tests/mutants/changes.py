@@ -143,7 +143,7 @@ MUTANTS = (
         "what-was-copied-whole-is-compared",
         _VERIFICATION,
         "        if (is_compared(t, segment)) status = compare(",
-        "        if (segment->run->leaving) status = compare(",
+        "        if (segment->run->releasing) status = compare(",
         (_TEST_VERIFICATION,),
     ),
     Mutant(

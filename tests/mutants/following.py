@@ -57,7 +57,7 @@ MUTANTS = (
     Mutant(
         "every-call-waits-in-vain",
         _ADMISSION,
-        "            origin.waited_in_vain = True",
+        "            origin.wait_timed_out = True",
         "            pass",
         (_TESTS + "test_calls_that_wait_for_one_another_are_in_the_region_at_once",),
     ),

@@ -27,8 +27,8 @@ MUTANTS = (
     Mutant(
         "a-free-does-not-wait-for-late-reads",
         "csrc/core/allocation/free.c",
-        "    if (!left) *users = tms_segment_accessible(segment);",
-        "    if (!left) *users = segment->run ? segment->run->accessible : 0;",
+        "    if (!deferred) *users = tms_segment_accessible(segment);",
+        "    if (!deferred) *users = segment->run ? segment->run->accessible : 0;",
         (_BYTES, _FAILED),
     ),
     Mutant(

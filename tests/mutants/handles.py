@@ -40,14 +40,14 @@ MUTANTS = (
     Mutant(
         "memory-that-a-pause-releases-is-taken-over",
         _HANDLES,
-        " || segment->run->leaving) return BUSY;",
+        " || segment->run->releasing) return BUSY;",
         ") return BUSY;",
         (_DURING_CALL,),
     ),
     Mutant(
         "a-device-that-came-into-use-during-a-map-gets-no-access",
         _HANDLES,
-        "    (void)tms_peers_note_skipped(saver, seen); /* the look comes next */\n",
+        "    (void)tms_peers_note_skipped(saver, seen); /* the scan comes next */\n",
         "    (void)seen;\n",
         (_TEST,),
     ),

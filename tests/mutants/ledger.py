@@ -110,7 +110,7 @@ MUTANTS = (
         _LEDGER,
         "    if not measure_context:\n",
         "    if measure_context:\n",
-        (_PYTHON + "test_it_makes_no_call_that_allocates_or_waits", _PYTHON + "test_nvml_is_hidden"),
+        (_PYTHON + "test_a_ledger_makes_no_call_that_allocates_or_waits", _PYTHON + "test_nvml_is_hidden"),
     ),
     Mutant(
         "a-ledger-makes-a-context",

@@ -72,11 +72,11 @@ _TRANSITIONS = (
         ("tests/unit/core/transition/test_capture_turn.c",),
     ),
     Mutant(
-        "no-last-look-for-peers",
+        "no-last-scan-for-peers",
         "csrc/core/transition/resume.c",
         "t.devices->count > 1)",
         "t.devices->count > TMS_MAX_DEVICES)",
-        ("tests/unit/core/transition/test_interrupt_meanwhile.c",),
+        ("tests/unit/core/transition/test_interrupt_of_parts.c",),
     ),
     Mutant(
         "a-failed-pause-is-committed",
@@ -146,7 +146,7 @@ _TRANSITIONS = (
         "csrc/core/transition/save.c",
         "    if (status == TMS_FORKED) return status; /* in a forked child: the stream",
         "    /* in a forked child: the stream",
-        ("tests/unit/core/transition/test_interrupt_meanwhile.c",),
+        ("tests/unit/core/transition/test_interrupt_of_parts.c",),
     ),
     Mutant(
         "a-device-that-stops-because-another-failed-leaves-its-staging-memory-pinned",
@@ -166,14 +166,14 @@ _TRANSITIONS = (
 
 _BACKUPS = (
     Mutant(
-        "every-pause-gives-up-what-is-paused",
+        "every-pause-discards-what-is-paused",
         "csrc/core/transition/pause.c",
-        "gives_up = selection->has_backup && selection->backup == TMS_BACKUP_NONE;",
-        "gives_up = true;",
+        "discards = selection->has_backup && selection->backup == TMS_BACKUP_NONE;",
+        "discards = true;",
         ("tests/unit/core/transition/test_discard.c",),
     ),
     Mutant(
-        "a-failed-pause-gives-backups-up",
+        "a-failed-pause-discards-backups",
         "csrc/core/transition/pause.c",
         "tms_discard_end(t, &discard, status == TMS_OK);",
         "tms_discard_end(t, &discard, true);",
@@ -184,14 +184,14 @@ _BACKUPS = (
         "csrc/backup/content.c",
         "range->begin > begin ? range->begin : begin",
         "range->begin",
-        ("tests/unit/core/transition/test_choice_live.c",),
+        ("tests/unit/core/transition/test_backup_choice_live.c",),
     ),
     Mutant(
         "a-live-range-that-ends-behind-its-segment",
         "csrc/backup/content.c",
         "range->end < end ? range->end : end",
         "range->end",
-        ("tests/unit/core/transition/test_choice_live.c",),
+        ("tests/unit/core/transition/test_backup_choice_live.c",),
     ),
     Mutant(
         "copies-of-a-backup-end-at-4-gib",
@@ -463,9 +463,9 @@ _WAITS = (
         ("tests/unit/python/core/test_functions.py::test_within_raises_the_exception_of_the_function",),
     ),
     Mutant(
-        "a-look-for-devices-on-request-keeps-the-back-off",
+        "a-scan-for-devices-on-request-keeps-the-back-off",
         "csrc/core/model/peers.c",
-        "    if (!after_allocation) scans->pause = 0;\n",
+        "    if (!after_allocation) scans->skip_limit = 0;\n",
         "",
         ("tests/unit/core/test_scale.c",),
     ),
@@ -479,14 +479,14 @@ _WAITS = (
     Mutant(
         "a-pause-keeps-the-back-off",
         "csrc/core/transition/completion.c",
-        "    t->saver->peers.pause = 0; /* the segment",
+        "    t->saver->peers.skip_limit = 0; /* the segment",
         "    /* the segment",
         ("tests/unit/core/test_scale.c",),
     ),
     Mutant(
-        "memory-that-looks-skipped-keeps-the-back-off",
+        "memory-that-scans-skipped-keeps-the-back-off",
         "csrc/core/model/peers.c",
-        "    scans->complete = 0;\n    scans->pause = 0;\n",
+        "    scans->complete = 0;\n    scans->skip_limit = 0;\n",
         "    scans->complete = 0;\n",
         ("tests/unit/core/test_scale.c",),
     ),

@@ -8,7 +8,7 @@ __all__ = ["MUTANTS"]
 
 _PUBLISHED = "csrc/backup/shared/published.c"
 _ADOPT = "csrc/core/transition/adopt.c"
-_PIECES = "csrc/core/transition/pieces.c"
+_OBJECT_CALL = "csrc/core/transition/object_call.c"
 _PUBLISH = "csrc/core/transition/publish.c"
 _TEST_PUBLISHED = "tests/unit/backup/shared/test_published.c"
 _TEST_ADOPT = "tests/unit/core/transition/test_adopt.c"
@@ -20,8 +20,8 @@ MUTANTS = (
     Mutant(
         "a-damaged-object-is-adopted",
         _ADOPT,
-        "memcmp(&found, &piece->name, sizeof found) != 0",
-        "memcmp(&found, &piece->name, 0) != 0",
+        "memcmp(&found, &range->name, sizeof found) != 0",
+        "memcmp(&found, &range->name, 0) != 0",
         (_TEST_ADOPT,),
     ),
     Mutant(
@@ -54,7 +54,7 @@ MUTANTS = (
     ),
     Mutant(
         "paused-memory-is-published",
-        _PIECES,
+        _OBJECT_CALL,
         "while (node && tms_segment_of(node)->state == TMS_SEGMENT_ACTIVE)",
         "while (node && tms_segment_of(node)->state != TMS_SEGMENT_DAMAGED)",
         (_TEST_PUBLISH,),
@@ -69,8 +69,8 @@ MUTANTS = (
     Mutant(
         "adopted-objects-are-not-linked",
         _ADOPT,
-        "finish(&call->pieces, complete && status == TMS_OK);",
-        "finish(&call->pieces, false);",
+        "finish(&call->objects, complete && status == TMS_OK);",
+        "finish(&call->objects, false);",
         (_TEST_ADOPT,),
     ),
     Mutant(

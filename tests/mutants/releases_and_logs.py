@@ -52,7 +52,7 @@ _RELEASES = (
         _SOURCES + "observe/memory/release.py",
         "if options.repeat_bytes is None or held",
         "if True or held",
-        (_RELEASE + "test_it_is_repeated_while_it_frees_enough",),
+        (_RELEASE + "test_a_release_is_repeated_while_it_frees_enough",),
     ),
     Mutant(
         "an-inner-context-releases",

@@ -41,8 +41,8 @@ _SLACK = (
     Mutant(
         "memory-becomes-slack-while-kernels-may-write-to-it",
         _FREE,
-        "    if (!left) *users = tms_segment_accessible(segment);",
-        "    if (!left) *users = segment->run && segment->run->segments > 1 ? 0 : tms_segment_accessible(segment);",
+        "    if (!deferred) *users = tms_segment_accessible(segment);",
+        "    if (!deferred) *users = segment->run && segment->run->segments > 1 ? 0 : tms_segment_accessible(segment);",
         ("tests/unit/core/allocation/test_slack_in_use.c",),
     ),
     Mutant(
@@ -72,8 +72,8 @@ _FREES = (
     Mutant(
         "a-free-waits-for-devices-although-a-call-owns-its-run",
         _FREE,
-        "bool left = tms_run_defer_to_owner(segment);",
-        "bool left = false;",
+        "bool deferred = tms_run_defer_to_owner(segment);",
+        "bool deferred = false;",
         (_TEST_RUNS,),
     ),
     Mutant(

@@ -246,7 +246,7 @@ MUTANTS = (
     Mutant(
         "a-registration-is-not-ended",
         _REGISTRAR,
-        "return object->wishes == 0 && !object->stuck;",
+        "return object->registration_users == 0 && !object->stuck;",
         "return object->users == 0 && !object->stuck;",
         (_TEST_SHARED,),
     ),
@@ -302,8 +302,8 @@ MUTANTS = (
     Mutant(
         "a-wish-for-registration-stays",
         _CONTENTS,
-        "object->wishes += wishes ? 1u : (unsigned)-1;",
-        "object->wishes += wishes;",
+        "object->registration_users += wants_registration ? 1u : (unsigned)-1;",
+        "object->registration_users += wants_registration;",
         (_TEST_SHARED,),
     ),
     Mutant(

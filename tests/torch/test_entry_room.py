@@ -182,7 +182,7 @@ def test_a_return_in_vain_is_repeated_once_the_tag_holds_less(tag: str, device: 
     del kept
 
 
-def test_a_tag_whose_memory_was_returned_begins_anew(tag: str, device: Device) -> None:
+def test_a_tag_whose_memory_was_returned_begins_again(tag: str, device: Device) -> None:
     with saver.region(tag):
         taken = empty(100 * MIB)
     del taken

@@ -159,7 +159,7 @@ def _close_at_exit() -> None:
         atexit.register(_core.close)
 
 
-class _OfCppPackage:
+class _CppPackageAttribute:
     """A private attribute that programs know from the C++ package, from _compat/cpp_package.py. A program may replace it."""
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -182,12 +182,12 @@ class Engine:
         InvalidStateError: "preload" without the preload library.
     """
 
-    _affected_devices = _OfCppPackage()
-    _binary_wrapper = _OfCppPackage()
-    _hook_mode = _OfCppPackage()
-    _hook_util = _OfCppPackage()
-    _mem_pools = _OfCppPackage()
-    _with_region_config = _OfCppPackage()
+    _affected_devices = _CppPackageAttribute()
+    _binary_wrapper = _CppPackageAttribute()
+    _hook_mode = _CppPackageAttribute()
+    _hook_util = _CppPackageAttribute()
+    _mem_pools = _CppPackageAttribute()
+    _with_region_config = _CppPackageAttribute()
 
     def __init__(self, hook_mode: str = "auto") -> None:
         warn_of_unknown_variables()

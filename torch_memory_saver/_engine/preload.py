@@ -104,7 +104,7 @@ def _preloaded_at_start() -> str:
 def configure_subprocess() -> AbstractContextManager[None]:
     """Have child processes that are started inside load the preload library. ``LD_PRELOAD`` is restored afterwards.
 
-    Other entries of ``LD_PRELOAD`` are kept. Changes the environment of this process meanwhile, for all its threads.
+    Other entries of ``LD_PRELOAD`` are kept. Inside, the environment of this process is changed for all its threads.
 
     Raises:
         InvalidStateError: The library is not installed, or lies at a path that ``LD_PRELOAD`` cannot name.

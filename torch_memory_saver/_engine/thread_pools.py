@@ -69,7 +69,7 @@ def follow_thread_pools(store: PoolStore, find_torch: Callable[[], TorchCuda | N
 
 
 def stop_following() -> None:
-    """Undo :func:`follow_thread_pools`, unless something else has replaced ``submit`` meanwhile. For tests."""
+    """Undo :func:`follow_thread_pools`, unless something else has replaced ``submit`` since then. For tests."""
     global _is_following
     restore(ThreadPoolExecutor, "submit")
     _is_following = is_replaced(ThreadPoolExecutor, "submit")

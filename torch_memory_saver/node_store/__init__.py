@@ -76,7 +76,7 @@ def publish(name: str, model: Any, *, identity: str, extra: Any = None) -> None:
 
     The tensors are on the GPU, and nothing changes them during the call. Each storage is published as a whole. The call
     waits for the devices, computes fingerprints on them, and writes only what the store does not have. If the name exists
-    already, it has the new weights afterwards; a process that dies meanwhile leaves the old ones, the new ones, or none.
+    already, it has the new weights afterwards; a process that dies then leaves the old ones, the new ones, or none.
 
     The weights need host memory of their size until :func:`remove` is called, because no process owns them: the OOM killer
     does not free them. A cgroup in which they were written is charged for them.

@@ -336,7 +336,7 @@ class _Library:
             result = self._result(name, handle, ctypes.byref(count), rows)
             if result != _INSUFFICIENT_SIZE:
                 break
-            length = 2 * max(count.value, length)  # a process may begin meanwhile
+            length = 2 * max(count.value, length)  # a process may have begun since then
         self._check(name, result)
         return rows[: count.value]
 

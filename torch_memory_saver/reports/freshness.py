@@ -217,7 +217,7 @@ def _classes(report: FreshReport) -> Iterator[str]:
         (report.restored_bytes, "restored from a backup"),
         (report.zeroed_bytes, "zeroed by the resume"),
         (report.never_paused_bytes, "not paused since it was allocated"),
-        (report.unguarded_bytes, "resumed while guard mode was off: it cannot be told"),
+        (report.unguarded_bytes, "resumed while guard mode was off: it is unknown whether it was written"),
     ]
     shown = [(binary_size(size), text) for size, text in rows if size]
     if shown:

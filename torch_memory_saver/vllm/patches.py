@@ -11,8 +11,7 @@ _PATCHES = (
     Patch(
         "vllm.v1.worker.worker_base.WorkerBase.__init__",
         "load of the plug-in by vLLM",
-        "It only notes which sleep mode backend and load format the new worker selects. vLLM tells nobody before it "
-        "allocates the worker's memory",
+        "It only notes which sleep mode backend and load format the new worker selects. vLLM has no earlier callback",
     ),
     Patch(
         "vllm.device_allocator.get_mem_allocator_instance",

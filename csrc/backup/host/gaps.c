@@ -49,7 +49,7 @@ static bool has_enough(struct tms_host_block *block) {
 /* ---- the tree and the lists ---- */
 
 static tms_host_gap_t **list_of(const tms_host_gap_t *gap) {
-    return &gap->block->store->gap_lists[gap->block->device].of[class_of(bytes_of(gap))];
+    return &gap->block->store->gap_lists[gap->block->device].by_class[class_of(bytes_of(gap))];
 }
 
 static void insert(struct tms_host_block *block, uint64_t begin, uint64_t end) {
@@ -126,9 +126,9 @@ static tms_host_gap_t *compare(tms_host_store_t *store, tms_host_gap_t *gap, uin
 static tms_host_gap_t *find_on(tms_host_store_t *store, int device, uint64_t bytes) {
     const tms_host_gap_lists_t *lists = &store->gap_lists[device];
     const int class = class_of(bytes);
-    tms_host_gap_t *gap = lists->used >> class & 1 ? compare(store, lists->of[class], bytes) : NULL;
+    tms_host_gap_t *gap = lists->used >> class & 1 ? compare(store, lists->by_class[class], bytes) : NULL;
     const uint64_t larger = class + 1 < BITS ? lists->used >> (class + 1) : 0;
-    return gap || !larger ? gap : lists->of[class + 1 + __builtin_ctzll(larger)];
+    return gap || !larger ? gap : lists->by_class[class + 1 + __builtin_ctzll(larger)];
 }
 
 tms_host_gap_t *tms_host_gaps_find(tms_host_store_t *store, int device, uint64_t bytes) {

@@ -38,7 +38,7 @@ enum { TMS_HOST_GAP_CLASSES = 64 };
 
 /* The gaps in memory of one device, by the number of bits of their size. */
 typedef struct tms_host_gap_lists {
-    tms_host_gap_t *of[TMS_HOST_GAP_CLASSES];
+    tms_host_gap_t *by_class[TMS_HOST_GAP_CLASSES];
     uint64_t used; /* a bit for each list that is not empty */
 } tms_host_gap_lists_t;
 

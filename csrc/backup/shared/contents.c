@@ -93,13 +93,14 @@ tms_status_t tms_shared_contents_link(tms_shared_store_t *store, const tms_share
 
 /* ---- its life ---- */
 
-void tms_shared_contents_want_registration(tms_shared_store_t *store, tms_shared_contents_t *contents, bool wishes) {
-    if (contents->wishes == wishes) return;
-    contents->wishes = wishes;
+void tms_shared_contents_want_registration(tms_shared_store_t *store, tms_shared_contents_t *contents,
+                                           bool wants_registration) {
+    if (contents->wants_registration == wants_registration) return;
+    contents->wants_registration = wants_registration;
     pthread_mutex_lock(&store->lock);
     for (size_t i = 0; i < contents->part_count; i++) {
         tms_shared_object_t *object = contents->parts[i].object;
-        if (object) object->wishes += wishes ? 1u : (unsigned)-1;
+        if (object) object->registration_users += wants_registration ? 1u : (unsigned)-1;
     }
     pthread_mutex_unlock(&store->lock);
 }
@@ -139,7 +140,7 @@ bool tms_shared_contents_drop_replaced(tms_shared_store_t *store, tms_shared_con
     bool dropped = false;
     for (size_t i = 0; i < contents->part_count; i++) {
         tms_shared_part_t *part = &contents->parts[i];
-        if (!part->object || !tms_shared_object_drop_last(store, part->object, contents->wishes)) continue;
+        if (!part->object || !tms_shared_object_drop_last(store, part->object, contents->wants_registration)) continue;
         part->object = NULL;
         dropped = true;
     }

@@ -1,4 +1,4 @@
-/* What one segment keeps in the shared store: objects, and the rest in host memory. Used by the thread that owns the
+/* The contents of one segment in the shared store: objects, and the rest in host memory. Used by the thread that owns the
  * segment, without a lock. */
 #ifndef TMS_SHARED_CONTENTS_H
 #define TMS_SHARED_CONTENTS_H
@@ -19,8 +19,9 @@ tms_status_t tms_shared_contents_link(tms_shared_store_t *store, const tms_share
                                       tms_error_t *error);
 /* Drops everything; accepts NULL. */
 void tms_shared_contents_drop(tms_shared_store_t *store, tms_shared_contents_t *contents);
-/* Whether the objects are to be registered with the driver. */
-void tms_shared_contents_want_registration(tms_shared_store_t *store, tms_shared_contents_t *contents, bool wishes);
+/* Sets whether the objects are to be registered with the driver. */
+void tms_shared_contents_want_registration(tms_shared_store_t *store, tms_shared_contents_t *contents,
+                                           bool wants_registration);
 /* Drops the objects that no other contents of this process use, so that they need no room beside the ones that replace
  * them. Returns whether there were some. */
 bool tms_shared_contents_drop_replaced(tms_shared_store_t *store, tms_shared_contents_t *contents);

@@ -165,8 +165,6 @@ static tms_status_t wait_for_objects(tms_copier_relay_t *base, tms_error_t *erro
     return status;
 }
 
-static void close_relay(tms_copier_relay_t *base) { (void)base; }
-
 static void release_relay(tms_copier_relay_t *base, const tms_driver_table_t *driver, const tms_wait_t *wait) {
     relay_t *relay = (relay_t *)base;
     (void)driver;
@@ -175,8 +173,7 @@ static void release_relay(tms_copier_relay_t *base, const tms_driver_table_t *dr
     free(relay);
 }
 
-static const tms_copier_relay_table_t relay_table = {
-    .wait = wait_for_objects, .close = close_relay, .release = release_relay};
+static const tms_copier_relay_table_t relay_table = {.wait = wait_for_objects, .release = release_relay};
 
 /* Returns the copier's relay, which is made at its first object, or NULL if memory is short. */
 static relay_t *open_relay(tms_shared_store_t *store, bool saving, tms_copier_t *copier) {

@@ -11,7 +11,7 @@
 enum {
     FINISHED_MODE = 0400,
     PATH_BYTES = 64,    /* "objects/", a name, ".part", and its NUL */
-    MAX_ATTEMPTS = 100, /* Each other attempt fails because another process has changed something meanwhile. */
+    MAX_ATTEMPTS = 100, /* Each other attempt fails because another process has changed something. */
     NOT_OPEN = -1
 };
 
@@ -57,7 +57,7 @@ static tms_status_t check(const entry_t *entry, int fd, uint64_t bytes, bool *lo
     return tms_error_set(error, TMS_BACKUP_IO, entry->context,
                          "the object '%s/objects/%s' is damaged: it has %lld bytes instead of %llu. %s", entry->folder->path,
                          entry->name, (long long)found.st_size, (unsigned long long)bytes,
-                         rejected ? "The next pause or publication writes it anew" : "Remove the file");
+                         rejected ? "The next pause or publication writes it again" : "Remove the file");
 }
 
 /* Gives an object that the holder links its name again. A failure only costs the next process a copy. */

@@ -57,7 +57,7 @@ void tms_shared_entry_abandon(const tms_shared_folder_t *folder, const tms_share
 /* Removes the holder's link, and the object if no other holder links it. False, with errno set, if one of them is still
  * there. */
 bool tms_shared_entry_drop(const tms_shared_folder_t *folder, const tms_shared_name_t *name);
-/* Takes its name from a damaged object that the holder links, and removes the link, so that the object is made anew. Other
+/* Takes its name from a damaged object that the holder links, and removes the link, so that the object is made again. Other
  * holders keep their links to the damaged one. An object that has got the name since is left alone. If it gets the name
  * between the look and the unlink, it loses it: its holders keep it, and it is written once more. False, with errno set, if
  * the object still has its name, or the holder the link. */

@@ -105,11 +105,11 @@ void tms_shared_object_drop(tms_shared_store_t *store, tms_shared_object_t *obje
     pthread_mutex_unlock(&store->lock);
 }
 
-bool tms_shared_object_drop_last(tms_shared_store_t *store, tms_shared_object_t *object, bool wishes) {
+bool tms_shared_object_drop_last(tms_shared_store_t *store, tms_shared_object_t *object, bool wants_registration) {
     pthread_mutex_lock(&store->lock);
     const bool last = object->users == 1;
     if (last) {
-        object->wishes -= wishes;
+        object->registration_users -= wants_registration;
         drop(store, object);
     }
     pthread_mutex_unlock(&store->lock);
@@ -122,7 +122,7 @@ void tms_shared_object_reject(tms_shared_store_t *store, tms_shared_object_t *ob
         tms_error_append(error, " It could not be removed (unlinkat: %s): remove the file.", TMS_OS_TEXT(errno));
     } else {
         forget_name(store, object);
-        tms_error_append(error, " The next pause or publication writes it anew.");
+        tms_error_append(error, " The next pause or publication writes it again.");
     }
     pthread_mutex_unlock(&store->lock);
 }
@@ -150,7 +150,7 @@ bool tms_shared_object_is_registered(tms_shared_store_t *store, const tms_shared
 
 /* ---- one object ---- */
 
-/* With the lock held: the object has `memory` from here on, or is not being made any more (NULL). */
+/* With the lock held: the object has `memory` from here on, or is not being written any more (NULL). */
 static void end(tms_shared_store_t *store, tms_shared_object_t *object, const char *memory, bool made) {
     object->being_written = false;
     object->claim = -1;

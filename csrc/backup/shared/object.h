@@ -12,14 +12,13 @@
 /* Returns the object of this name, with one user more, or NULL if memory is short. It may have no memory yet. */
 tms_shared_object_t *tms_shared_object_use(tms_shared_store_t *store, const tms_shared_name_t *name, uint64_t bytes,
                                            int device);
-/* Takes a user away. The last one gives up the link, and removes the object if no other process links it. Memory that is
+/* Removes a user. The last one gives up the link, and removes the object if no other process links it. Memory that is
  * registered is unmapped by the registrar. */
 void tms_shared_object_drop(tms_shared_store_t *store, tms_shared_object_t *object);
-/* Takes the last user away, with its wish for registration if it `wishes`. False, with nothing changed, if there are others.
- */
-bool tms_shared_object_drop_last(tms_shared_store_t *store, tms_shared_object_t *object, bool wishes);
-/* The contents of the object are not those that its name says: no later call finds it, so it is written anew. Its users keep
- * its memory. Appends a sentence to the error, which says what follows. */
+/* Removes the last user, which may want registration. Returns false, with nothing changed, if there are others. */
+bool tms_shared_object_drop_last(tms_shared_store_t *store, tms_shared_object_t *object, bool wants_registration);
+/* The contents of the object are not those that its name says: no later call finds it, so it is written again. Its users
+ * keep its memory. Appends a sentence to the error, which says what follows. */
 void tms_shared_object_reject(tms_shared_store_t *store, tms_shared_object_t *object, tms_error_t *error);
 /* Whether the object does not have its memory yet, and this is its first user. */
 bool tms_shared_object_is_new(tms_shared_store_t *store, const tms_shared_object_t *object);
@@ -28,7 +27,7 @@ bool tms_shared_object_is_here(tms_shared_store_t *store, const tms_shared_objec
 bool tms_shared_object_is_registered(tms_shared_store_t *store, const tms_shared_object_t *object);
 
 /* Links and maps the object if it exists. `claim`: if it does not exist, attempt->state becomes CLAIMED, and the caller
- * writes to object->claim and calls `finish` or `abandon`. BUSY with `here`: another thread of this process is making it. A
+ * writes to object->claim and calls `finish` or `abandon`. BUSY with `here`: another thread of this process is writing it. A
  * fork waits for this call, so the child knows all claims. TMS_INVALID_STATE at exit. */
 tms_status_t tms_shared_object_try(tms_shared_store_t *store, tms_shared_object_t *object, bool claim,
                                    tms_shared_attempt_t *attempt, bool *here, const tms_error_context_t *context,

@@ -16,7 +16,7 @@ enum {
     DIRECTORY_MODE = 0700,
     MANIFEST_MODE = 0400,
     PATH_BYTES = 64,    /* "holders/<random>/publishing-<random>" and its NUL */
-    MAX_ATTEMPTS = 100, /* Each other attempt fails because another process has published or removed the name meanwhile. */
+    MAX_ATTEMPTS = 100, /* Each other attempt fails because another process has published or removed the name. */
     NOT_OPEN = -1
 };
 

@@ -9,8 +9,8 @@
 /* Whether the driver is to be called for the object now. */
 static bool has_work(const tms_shared_store_t *store, const tms_shared_object_t *object) {
     if (!object->memory || object->busy) return false;
-    if (object->registered) return object->wishes == 0 && !object->stuck;
-    return object->wishes > 0 && !store->refuses;
+    if (object->registered) return object->registration_users == 0 && !object->stuck;
+    return object->registration_users > 0 && !store->refuses;
 }
 
 static tms_shared_object_t *find_work(const tms_shared_store_t *store) {

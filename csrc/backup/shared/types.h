@@ -1,6 +1,6 @@
 /* The types of the shared store: the store, the objects that this process holds, and what a segment keeps in it.
  * docs/architecture-shared-store.md describes the whole. Only backup/shared includes this, operations.h for the store, and
- * the calls publish and adopt of the core (core/transition/pieces.h).
+ * the calls publish and adopt of the core (core/transition/object_call.h).
  *
  * Layers, each of which calls only those before it: names; folder; published; entry; types; object; jobs; registrar;
  * ring; contents; store; copy; operations.
@@ -25,10 +25,10 @@ typedef struct tms_shared_object {
     struct tms_shared_object *previous, *next; /* of all objects, also of those that the registrar has yet to end */
     tms_shared_name_t name;
     uint64_t bytes;
-    const char *memory; /* all of it, PROT_READ; NULL: this process does not have it yet */
-    int device;         /* it is registered in the context of this device, for all devices */
-    unsigned users;     /* contents that refer to it */
-    unsigned wishes;    /* of them those that wish it registered */
+    const char *memory;          /* all of it, PROT_READ; NULL: this process does not have it yet */
+    int device;                  /* it is registered in the context of this device, for all devices */
+    unsigned users;              /* contents that refer to it */
+    unsigned registration_users; /* number of users that want it registered */
     _Atomic bool known; /* it is found by its name: the holder of the folder that is open has a link, or will have */
     bool being_written; /* a thread of this process writes it */
     int claim;          /* the descriptor of the file that it writes, whose lock is the claim; -1: none */
@@ -49,7 +49,7 @@ enum { TMS_SHARED_PATIENCE = 1000 };
 
 typedef struct tms_shared_store {
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* the registrar has ended, or an object is no longer being made */
+    pthread_cond_t changed; /* the registrar has ended, or an object is no longer being written */
     const char *configured; /* TMS_SHARED_DIR; owned by the configuration */
     const tms_copying_t *copying;
     tms_host_store_t *host; /* the memory of private contents and of the ring */
@@ -80,13 +80,13 @@ typedef struct tms_shared_part {
     tms_host_buffer_t *alone;    /* a private copy, because the object's writer made no progress */
 } tms_shared_part_t;
 
-/* What one segment keeps: the slot's `kept` and `fresh`. */
+/* The contents of one segment in the shared store: the slot's `kept` and `fresh`. */
 typedef struct tms_shared_contents {
     tms_shared_part_t *parts; /* sorted */
     size_t part_count;
     tms_backup_content_t rest;             /* the other extents, packed in `buffer` */
     tms_host_buffer_t *buffer;             /* NULL: `rest` is empty, or was discarded after a resume */
-    bool wishes;                           /* its objects are to be registered */
+    bool wants_registration;               /* its objects are to be registered */
     struct tms_shared_contents *next_kept; /* in the store's list of contents of no segment */
 } tms_shared_contents_t;
 

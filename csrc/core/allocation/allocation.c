@@ -138,7 +138,7 @@ static tms_status_t allocate_new(tms_saver_t *saver, const tms_region_t *region,
     *address = tms_segment_address(segment); /* before publishing: another thread may free it afterwards */
     pthread_mutex_lock(&saver->lock);
     tms_allocation_publish(saver, segment);
-    (void)tms_peers_note_skipped(saver, seen); /* the look comes next */
+    (void)tms_peers_note_skipped(saver, seen); /* the scan comes next */
     pthread_mutex_unlock(&saver->lock);
     return TMS_OK;
 }
@@ -195,7 +195,7 @@ tms_status_t tms_allocation_create(tms_saver_t *saver, const tms_region_t *regio
         tms_allocation_fail(saver, region->tag, status, &context, error);
         return tms_inspect_explain_loss(saver, status, error);
     }
-    /* Devices that came into use since the last look get access to earlier allocations, and to slack that was reused. */
+    /* Devices that came into use since the last scan get access to earlier allocations, and to slack that was reused. */
     if (devices->count > 1) tms_peers_refresh_after_allocation(saver);
     return TMS_OK;
 }

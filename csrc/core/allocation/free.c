@@ -23,7 +23,7 @@ tms_status_t tms_free_unguard(tms_saver_t *saver, tms_segment_t *segment, tms_qu
     uint64_t bytes = segment->guarded;
     tms_status_t status = tms_guard_unmap(segment, quiesced, driver, context, error);
     if (status != TMS_OK || bytes == 0) return status;
-    tms_stats_subtract(&saver->stats.guarded_bytes, bytes);
+    atomic_fetch_sub_explicit(&saver->stats.guarded_bytes, bytes, memory_order_relaxed);
     tms_free_drop_guard(saver, segment->device);
     return TMS_OK;
 }
@@ -137,7 +137,7 @@ void tms_free_disown_runs(tms_saver_t *saver, tms_run_t *runs, bool damages, tms
         next = run->next_in_call;
         const bool has_memory = tms_run_has_memory(run);
         if (!has_memory) tms_kind_forget_slack(saver, run);
-        tms_run_disown(run, damages && has_memory && !run->kept, freed);
+        tms_run_disown(run, damages && has_memory && !run->taken_over, freed);
     }
 }
 
@@ -233,10 +233,10 @@ static bool defer(tms_saver_t *saver, tms_segment_t *segment, tms_use_t use) {
  * end. */
 static bool find_users(tms_saver_t *saver, tms_segment_t *segment, tms_device_mask_t *users) {
     pthread_mutex_lock(&saver->lock);
-    bool left = tms_run_defer_to_owner(segment);
-    if (!left) *users = tms_segment_accessible(segment);
+    bool deferred = tms_run_defer_to_owner(segment);
+    if (!deferred) *users = tms_segment_accessible(segment);
     pthread_mutex_unlock(&saver->lock);
-    return !left;
+    return !deferred;
 }
 
 void tms_free_retire(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait) {

@@ -120,8 +120,8 @@ static place_t take_over(tms_saver_t *saver, tms_handle_t *handle, uint64_t addr
     tms_segment_t *segment = tms_segment_of(node), *successor = handle->segment;
     if (!tms_segment_is_of_program(segment) || !segment->free_requested || segment->successor) return IN_USE;
     bool fits = node->begin == address && node->end == address + bytes && segment->device == successor->device;
-    if (!fits || segment->state != TMS_SEGMENT_PAUSING || segment->run->leaving) return BUSY;
-    segment->run->kept = true;
+    if (!fits || segment->state != TMS_SEGMENT_PAUSING || segment->run->releasing) return BUSY;
+    segment->run->taken_over = true;
     segment->successor = successor;
     *spare = successor->run;
     tms_run_drop_reference(successor);
@@ -169,7 +169,7 @@ static tms_status_t map_own(tms_saver_t *saver, tms_handle_t *handle, uint64_t a
     pthread_mutex_lock(&saver->lock);
     attach(handle, segment);
     tms_allocation_publish(saver, segment);
-    (void)tms_peers_note_skipped(saver, seen); /* the look comes next */
+    (void)tms_peers_note_skipped(saver, seen); /* the scan comes next */
     pthread_mutex_unlock(&saver->lock);
     if (devices->count > 1) tms_peers_refresh_after_allocation(saver);
     return TMS_OK;

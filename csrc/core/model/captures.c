@@ -70,12 +70,12 @@ int tms_capture_table_count(tms_saver_t *saver) {
         return tms_capture_visible(&saver->capture);
     pthread_mutex_lock(&saver->lock);
     int dropped = tms_capture_drop(&saver->capture, has_ended, saver->devices);
-    int left = tms_capture_visible(&saver->capture);
+    int active = tms_capture_visible(&saver->capture);
     pthread_mutex_unlock(&saver->lock);
     if (dropped > 0)
         tms_log_write(
             saver->log, TMS_LOG_INFO,
             "%d stream capture%s ended, which was not reported to this library: frees that waited for %s are carried out",
             dropped, dropped == 1 ? " has" : "s have", dropped == 1 ? "it" : "them");
-    return left;
+    return active;
 }

@@ -18,7 +18,7 @@ typedef struct tms_guard {
     struct {
         tms_segment_t *page; /* NULL: none */
         uint64_t references; /* one for each guarded segment, and one for a call that makes more of them */
-    } of[TMS_MAX_DEVICES];
+    } by_device[TMS_MAX_DEVICES];
 } tms_guard_t;
 
 /* Takes a reference to a device's guard page. Returns NULL if there is none. */

@@ -1,9 +1,9 @@
 #include "core/model/peers.h"
 
-/* The maximum number of consecutive allocations that skip the look after a failed one. */
+/* The maximum number of consecutive allocations that skip the scan after a failed one. */
 enum { MAX_SKIPPED = 1024 };
 
-/* The peers of each owner's segments, queried once for each look. */
+/* The peers of each owner's segments, queried once for each scan. */
 typedef struct wanted {
     tms_device_mask_t queried;
     tms_device_mask_t peers[TMS_MAX_DEVICES];
@@ -17,7 +17,7 @@ static tms_status_t find_wanted(tms_saver_t *saver, wanted_t *wanted, int owner,
     return status;
 }
 
-/* Under the lock: a look at every segment. Continues after a failure, so that the other segments get access, and returns the
+/* Under the lock: a scan of all segments. Continues after a failure, so that the other segments get access, and returns the
  * first failure. */
 static tms_status_t share_all(tms_saver_t *saver, const tms_driver_table_t *driver, const char *operation,
                               tms_error_t *error) {
@@ -28,7 +28,7 @@ static tms_status_t share_all(tms_saver_t *saver, const tms_driver_table_t *driv
         tms_segment_t *segment = tms_segment_of(node);
         int owner = segment->device;
         if (segment->state != TMS_SEGMENT_ACTIVE)
-            continue; /* the call that makes it ACTIVE records that this look skipped it */
+            continue; /* the call that makes it ACTIVE records that this scan skipped it */
         if (segment->run->mark == mark) continue;
         segment->run->mark = mark;
         tms_error_context_t here = tms_saver_context(operation, segment);
@@ -40,19 +40,19 @@ static tms_status_t share_all(tms_saver_t *saver, const tms_driver_table_t *driv
     return status;
 }
 
-/* Under the lock: whether this allocation skips the look. */
+/* Under the lock: whether this allocation skips the scan. */
 static bool skips_scan(tms_peer_scans_t *scans, tms_device_mask_t active) {
-    if (active & ~scans->seen || scans->skipped >= scans->pause) return false;
+    if (active & ~scans->seen || scans->skipped >= scans->skip_limit) return false;
     scans->skipped++;
     return true;
 }
 
 static void note(tms_peer_scans_t *scans, tms_device_mask_t active, bool succeeded) {
-    uint32_t longer = scans->pause == 0 ? 1 : 2 * scans->pause;
+    uint32_t longer = scans->skip_limit == 0 ? 1 : 2 * scans->skip_limit;
     if (active & ~scans->seen) longer = 1;
     scans->seen = active;
     scans->skipped = 0;
-    scans->pause = succeeded ? 0 : longer < MAX_SKIPPED ? longer : MAX_SKIPPED;
+    scans->skip_limit = succeeded ? 0 : longer < MAX_SKIPPED ? longer : MAX_SKIPPED;
     if (succeeded) scans->complete = active;
 }
 
@@ -69,7 +69,7 @@ static tms_status_t refresh(tms_saver_t *saver, bool after_allocation, tms_error
 
     pthread_mutex_lock(&saver->lock);
     tms_peer_scans_t *scans = &saver->peers;
-    if (!after_allocation) scans->pause = 0;
+    if (!after_allocation) scans->skip_limit = 0;
     if (!(active & ~scans->complete)) {
         note(scans, active, true);
     } else if (!after_allocation || !skips_scan(scans, active)) {
@@ -94,18 +94,18 @@ tms_device_mask_t tms_peers_seen(tms_saver_t *saver) {
     return seen;
 }
 
-static void begin_anew(tms_peer_scans_t *scans) {
+static void restart(tms_peer_scans_t *scans) {
     scans->complete = 0;
-    scans->pause = 0;
+    scans->skip_limit = 0;
 }
 
 bool tms_peers_note_skipped(tms_saver_t *saver, tms_device_mask_t seen) {
     bool skipped = (saver->peers.seen & ~seen) != 0;
-    if (skipped) begin_anew(&saver->peers);
+    if (skipped) restart(&saver->peers);
     return skipped;
 }
 
 void tms_peers_note_reused(tms_saver_t *saver, const tms_run_t *run) {
     const tms_device_mask_t lacking = ~run->accessible & tms_devices_may_reach(saver->devices, run->device);
-    if (saver->peers.complete & lacking) begin_anew(&saver->peers);
+    if (saver->peers.complete & lacking) restart(&saver->peers);
 }

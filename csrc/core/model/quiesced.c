@@ -10,6 +10,7 @@ tms_status_t tms_quiesce(tms_wait_t *wait, tms_devices_t *devices, tms_device_ma
     return status;
 }
 
+/* The next two functions return the same value. Their names say which reason the caller has. */
 tms_quiesced_t tms_quiesced_without_users(void) { return make(~(tms_device_mask_t)0); }
 
 tms_quiesced_t tms_quiesced_by_program(void) { return make(~(tms_device_mask_t)0); }

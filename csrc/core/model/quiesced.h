@@ -26,7 +26,7 @@ tms_quiesced_t tms_quiesced_without_users(void);
 /* Makes a value for memory that the program unmaps with the driver's function, which waits for nothing: the program has
  * waited. */
 tms_quiesced_t tms_quiesced_by_program(void);
-/* Makes a value for devices that are at rest or lost. A lost device runs nothing. If the driver has shut down, all devices
+/* Makes a value for devices that are idle or lost. A lost device runs nothing. If the driver has shut down, all devices
  * are lost. */
 tms_quiesced_t tms_quiesced_idle_or_lost(tms_device_mask_t devices);
 

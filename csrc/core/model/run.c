@@ -160,7 +160,7 @@ void tms_run_disown(tms_run_t *run, bool damaged, tms_segment_t **freed) {
         segment->next_in_transition = *freed;
         *freed = segment;
     }
-    run->owned = run->leaving = run->kept = false;
+    run->owned = run->releasing = run->taken_over = false;
     run->damaged = damaged;
     if (!damaged && run->first) tms_space_settle(run->first, run->end);
     drop(run);

@@ -3,8 +3,8 @@
  * An allocation gets a run of its own. A resume backs neighbours that come back together by one run (transition/layout.h):
  * most of what a pause and a resume cost is the number of handles. Segments of a run have one tag, backup and device, and
  * are always in the same state, since pauses select tags. A part of a run whose segment was freed is *slack*: it stays
- * mapped, and the next allocation of its kind gets it without a driver call. On a machine with several devices, that
- * allocation asks which devices are in use, as every allocation does, and gives a new one access (peers.h).
+ * mapped, and the next allocation of its kind gets it without a driver call. With several devices, every allocation checks
+ * which devices are in use and grants a new one access; an allocation from slack does so as well (peers.h).
  *
  * A run lives as long as a segment refers to it, a freed one included until its end, or a call owns it. The spans of its
  * addresses (base/address_space.h) lie between `first` and `end`. The run of a segment that the program maps has that
@@ -42,8 +42,8 @@ typedef struct tms_run {
     size_t segments;        /* number of references: one of each segment, and one of the call that owns the run */
     bool owned;             /* a call owns the run and its segments */
     bool damaged;           /* its segments are DAMAGED */
-    bool leaving;           /* a pause has begun to release it; that pause reads this without the lock */
-    bool kept;              /* the program has taken its memory over during a pause, which keeps it (allocation/handles.h) */
+    bool releasing;         /* a pause has begun to release it; that pause reads this without the lock */
+    bool taken_over;        /* the program has taken its memory over during a pause, which keeps it (allocation/handles.h) */
     tms_segment_t *waiting; /* freed segments that the owner of the run retires at its end */
     tms_status_t refused_status; /* the status of the last failed attempt to repair it that the driver has answered */
     char refused_call[TMS_ERROR_NAME_BYTES]; /* the driver call that failed then, and its result; "": no answer yet */

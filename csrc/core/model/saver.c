@@ -97,13 +97,6 @@ tms_host_policy_t tms_saver_host_policy(tms_saver_t *saver, tms_host_policy_t po
 
 /* ---- look-ups and counters ---- */
 
-bool tms_saver_owns(tms_saver_t *saver, uint64_t address) {
-    pthread_mutex_lock(&saver->lock);
-    bool owned = tms_registry_find(&saver->registry, address) != NULL;
-    pthread_mutex_unlock(&saver->lock);
-    return owned;
-}
-
 bool tms_saver_has_segments(tms_saver_t *saver) {
     pthread_mutex_lock(&saver->lock);
     bool any = saver->registry.count > 0;

@@ -30,11 +30,12 @@
 #include "device/capture.h"
 #include "device/device_lock.h"
 
-/* The looks that grant access to devices that have come into use (peers.h). */
+/* The scans that grant access to devices that have come into use (peers.h). */
 typedef struct tms_peer_scans {
     tms_device_mask_t complete; /* devices that have access to every ACTIVE segment that they can reach */
-    tms_device_mask_t seen;     /* devices in use at the last look, which may have failed for a segment */
-    uint32_t skipped, pause;    /* allocations that have skipped the look since one failed, and how many skip it */
+    tms_device_mask_t seen;     /* devices in use at the last scan, which may have failed for a segment */
+    uint32_t skipped;           /* allocations that have skipped the scan since one failed */
+    uint32_t skip_limit;        /* number of allocations that skip it */
 } tms_peer_scans_t;
 
 /* How long the begin of a capture waits for a callback of a pause or resume: far longer than a callback that is not blocked
@@ -48,35 +49,45 @@ typedef struct tms_saver {
     tms_region_defaults_t *regions;
     tms_backup_stores_t stores;
 
+    /* The lock, and whose turn it is (model/turn.h). */
     pthread_mutex_t lock;
     pthread_cond_t turn; /* broadcast when a transition ends */
     bool transition_running;
     double callback_began; /* start of the running transition's callback, on tms_wait_now's clock; 0: it is in none */
     double callback_patience_seconds; /* TMS_CALLBACK_PATIENCE_SECONDS; tests use less */
-    uint64_t marks;                   /* the last mark of a walk over tags or runs */
-    uint64_t steps; /* segments and tags that transitions have visited under the lock; for complexity tests */
-    tms_registry_t registry;
-    tms_capture_t capture;
-    tms_segment_t *deferred;           /* deferred frees: mapped, not in the registry */
-    struct tms_kind *kinds;            /* the kinds of allocations (model/kinds.h) */
-    struct tms_kind *guard_page_kinds; /* the kinds of guard pages */
-    tms_registry_t ranges;             /* reserved address ranges */
-    tms_registry_t quarantined_ranges; /* address ranges that the driver failed to free */
-    tms_registry_t handles;            /* the program's handles (allocation/handles.h), by number */
-    uint64_t handles_made;
+
+    /* Registries, guarded by `lock`. */
+    tms_registry_t registry;            /* segments */
+    tms_segment_t *deferred;            /* deferred frees: mapped, not in the registry */
+    struct tms_kind *kinds;             /* the kinds of allocations (model/kinds.h) */
+    struct tms_kind *guard_page_kinds;  /* the kinds of guard pages */
+    tms_registry_t ranges;              /* reserved address ranges */
+    tms_registry_t quarantined_ranges;  /* address ranges that the driver failed to free */
+    tms_registry_t handles;             /* the program's handles (allocation/handles.h), by number */
+    uint64_t handles_made;              /* handles made so far */
     uint64_t orphans;                   /* segments that the program has unmapped while a call owns them (orphans.h) */
-    struct tms_late_range *late_ranges; /* addresses that the program has freed meanwhile */
-    tms_quarantine_t quarantine;
-    tms_device_locks_t device_locks;
-    tms_descriptors_t descriptors; /* the descriptors of exported memory; has its own lock */
-    uint64_t exports;              /* exports made so far */
+    struct tms_late_range *late_ranges; /* addresses that the program has freed while an orphan was mapped there */
+    uint64_t marks;                     /* the last mark of a walk over tags or runs */
+    uint64_t steps;                     /* segments and tags that transitions have visited; for complexity tests */
+
+    /* Captures, and access of other devices and processes. Guarded by `lock`, except where a comment says otherwise. */
+    tms_capture_t capture;
     tms_peer_scans_t peers;
     tms_guard_t guard;
+    uint64_t exports;              /* exports made so far */
+    tms_descriptors_t descriptors; /* the descriptors of exported memory; has its own lock */
 
-    tms_pending_resumes_t pending_resumes; /* has its own lock */
+    /* Resources besides the segments. Each member has its own lock. */
+    tms_quarantine_t quarantine;
+    tms_device_locks_t device_locks;
+    tms_pending_resumes_t pending_resumes;
+
+    /* Settings of the process. */
     _Atomic uint64_t memory_margin_bytes;
     _Atomic int host_policy; /* tms_host_policy_t, not TMS_HOST_DEFAULT: the process's policy */
     _Atomic bool forked;     /* this process is a forked child and must not use the GPU */
+
+    /* The account, and where its changes are published. */
     tms_stats_t stats;
     tms_account_t account;
     tms_events_t events; /* has its own lock */
@@ -99,8 +110,7 @@ tms_region_t tms_saver_settings(tms_saver_t *saver);
 /* Returns `policy`, or the process's policy if `policy` is TMS_HOST_DEFAULT. */
 tms_host_policy_t tms_saver_host_policy(tms_saver_t *saver, tms_host_policy_t policy);
 
-/* Whether an address lies in a managed allocation. Takes the lock; makes no driver call. */
-bool tms_saver_owns(tms_saver_t *saver, uint64_t address);
+/* Whether anything is managed. Takes the lock; makes no driver call. */
 bool tms_saver_has_segments(tms_saver_t *saver);
 /* Under the lock: removes a freed segment from the registry and the counters. It must not be in transition. */
 void tms_saver_unpublish(tms_saver_t *saver, tms_segment_t *segment);

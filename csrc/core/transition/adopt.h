@@ -1,4 +1,4 @@
-/* Adopt: fills device memory with objects of the shared store. pieces.h describes the call and its memory. */
+/* Adopt: fills device memory with objects of the shared store. object_call.h describes the call and its memory. */
 #ifndef TMS_ADOPT_H
 #define TMS_ADOPT_H
 

@@ -24,7 +24,7 @@ static void note_moved(tms_transition_t *t, const tms_segment_t *segment) {
 /* Under the lock: gives a segment its final state. `moved`: the call has succeeded. */
 static void settle(tms_transition_t *t, tms_account_moves_t *moves, tms_segment_t *segment, bool moved) {
     const bool was_active = t->requested.from == TMS_SEGMENT_ACTIVE;
-    if (segment->run && segment->run->kept) moved = false; /* the pause has left its memory as it is */
+    if (segment->run && segment->run->taken_over) moved = false; /* the pause has left its memory as it is */
     /* A pause that has succeeded and a resume that has failed leave no memory. */
     const bool ends_without_memory = was_active ? moved : !moved;
     const bool damaged = ends_without_memory && tms_segment_has_memory(segment);
@@ -77,7 +77,7 @@ void tms_completion_finish(tms_transition_t *t, bool moved) {
     tms_observers_notify(t, TMS_MOVES_END);
     t->planned.first = NULL;
     bool skipped = tms_peers_note_skipped(t->saver, t->planned.peers_seen);
-    t->saver->peers.pause = 0; /* the segment that failed may be PAUSED or freed now */
+    t->saver->peers.skip_limit = 0; /* the segment that failed may be PAUSED or freed now */
     pthread_mutex_unlock(&t->saver->lock);
     /* A cancelled call does not wait for segments freed during it; a later call does. */
     tms_wait_t *wait = t->wait.cancelled ? &t->wait : NULL;

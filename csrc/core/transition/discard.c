@@ -8,7 +8,7 @@
 
 tms_status_t tms_discard_prepare(const tms_transition_t *t, tms_discard_t *discard, tms_error_t *error) {
     const tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    *discard = (tms_discard_t){.most = t->planned.given_up};
+    *discard = (tms_discard_t){.most = t->planned.discard_count};
     if (discard->most == 0) return TMS_OK;
     discard->backups = calloc(discard->most, sizeof *discard->backups);
     return discard->backups ? TMS_OK : tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
@@ -31,7 +31,7 @@ static void take_all(tms_transition_t *t, tms_discard_t *discard, tms_tag_bytes_
     tms_steps_begin_scan(t);
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         tms_segment_t *segment = tms_segment_of(node);
-        if (!tms_steps_gives_up(t, segment) || discard->count == discard->most) continue;
+        if (!tms_steps_discards(t, segment) || discard->count == discard->most) continue;
         tms_tag_bytes_add(contents, segment->tag, tms_backup_held_bytes(&segment->backup));
         take(discard, segment);
         tms_account_recount(&moves, segment);
@@ -41,7 +41,7 @@ static void take_all(tms_transition_t *t, tms_discard_t *discard, tms_tag_bytes_
     pthread_mutex_unlock(&t->saver->lock);
 }
 
-static void log_given_up(const tms_transition_t *t, const tms_tag_bytes_t *contents) {
+static void log_discarded(const tms_transition_t *t, const tms_tag_bytes_t *contents) {
     tms_error_t text;
     if (contents->total == 0) return;
     tms_error_clear(&text);
@@ -57,7 +57,7 @@ void tms_discard_end(tms_transition_t *t, tms_discard_t *discard, bool succeeded
         take_all(t, discard, &contents);
         for (size_t i = 0; i < discard->count; i++) tms_backup_destroy(&discard->backups[i], &t->saver->stores);
         tms_backup_stores_after_resume(&t->saver->stores);
-        log_given_up(t, &contents);
+        log_discarded(t, &contents);
     }
     free(discard->backups);
 }

@@ -47,7 +47,7 @@ static tms_status_t make_page(tms_transition_t *t, int device, tms_tag_t *tag, t
 }
 
 /* The guard page of the segment's device, made if there is none. The call holds a reference until tms_guard_mode_end, so
- * that a guard page is not made anew for each segment if guarding fails. */
+ * that a guard page is not made again for each segment if guarding fails. */
 static tms_status_t need_page(tms_transition_t *t, const tms_segment_t *segment, tms_segment_t **page,
                               const tms_error_context_t *context, tms_error_t *error) {
     const tms_device_mask_t bit = (tms_device_mask_t)1 << segment->device;
@@ -56,7 +56,7 @@ static tms_status_t need_page(tms_transition_t *t, const tms_segment_t *segment,
     tms_status_t status = TMS_OK;
     pthread_mutex_lock(&t->saver->lock);
     tms_segment_t *found =
-        t->done.guard_pages & bit ? guard->of[segment->device].page : tms_guard_hold(guard, segment->device);
+        t->done.guard_pages & bit ? guard->by_device[segment->device].page : tms_guard_hold(guard, segment->device);
     pthread_mutex_unlock(&t->saver->lock);
     if (!found) status = make_page(t, segment->device, segment->tag, &made, context, error);
     if (status != TMS_OK) return status;

@@ -104,8 +104,8 @@ static tms_status_t find_live(tms_transition_t *t, tms_live_t *live, const tms_l
 
 /* ---- what has changed ---- */
 
-/* Whether the next pause may find the backup that this pause makes, so that it can copy only what has changed. A resume may
- * retain it although the region does not: then the second pause finds it. */
+/* Returns whether a later pause can compare with the backup that this pause makes. A resume may retain a backup although its
+ * region does not. */
 static bool may_be_retained(const tms_transition_t *t, const tms_segment_t *segment) {
     const tms_backup_t *backup = &segment->backup;
     return backup->saved || tms_saver_host_policy(t->saver, backup->policy) == TMS_HOST_RETAIN;
@@ -161,9 +161,9 @@ static tms_status_t copy(tms_transition_t *t, tms_pass_t *pass, tms_device_mask_
 }
 
 /* From here on no memory of the call can be taken over. */
-static void begin_leaving(tms_transition_t *t) {
+static void begin_releasing(tms_transition_t *t) {
     pthread_mutex_lock(&t->saver->lock);
-    TMS_FOR_EACH(segment, t) segment->run->leaving = !segment->run->kept;
+    TMS_FOR_EACH(segment, t) segment->run->releasing = !segment->run->taken_over;
     pthread_mutex_unlock(&t->saver->lock);
 }
 
@@ -178,11 +178,11 @@ static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
     if (status == TMS_OK) status = copy(t, &pass, copying, error);
     if (status == TMS_FORKED) return status;
     tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
-    if (status == TMS_OK) begin_leaving(t);
+    if (status == TMS_OK) begin_releasing(t);
     if (status == TMS_OK && t->saver->config->verify_backups && t->planned.unchanged_bytes > 0)
         status = tms_verification_check(t, known, error);
     if (status == TMS_OK) {
-        /* Another process may have written a shared object meanwhile that this one had planned to copy. */
+        /* Another process may have written a shared object that this one had planned to copy. */
         const uint64_t copied = atomic_load(&t->done.copied_bytes);
         t->done.report.copied_bytes = copied;
         t->done.report.unchanged_bytes = t->planned.unchanged_bytes + t->planned.total_bytes - copied;
@@ -196,7 +196,7 @@ static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
 static void commit(tms_transition_t *t) {
     tms_backup_stores_t *stores = &t->saver->stores;
     TMS_FOR_EACH(segment, t) {
-        if (segment->run->leaving)
+        if (segment->run->releasing)
             tms_backup_commit(&segment->backup, stores);
         else
             tms_backup_cancel(&segment->backup, stores);
@@ -238,7 +238,7 @@ static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_er
     const uint64_t mark = tms_steps_mark(t);
     TMS_FOR_EACH(segment, t) {
         tms_run_t *run = segment->run;
-        if (!run->leaving) continue;
+        if (!run->releasing) continue;
         if (run->mark != mark) {
             tms_error_t reason;
             const tms_error_context_t context = tms_transition_context_of_run(t, run);
@@ -256,7 +256,7 @@ static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_er
     }
     tms_guard_mode_end(t);
     TMS_FOR_EACH(segment, t) {
-        if (segment->run->leaving) tms_free_release_lock(t->saver, segment);
+        if (segment->run->releasing) tms_free_release_lock(t->saver, segment);
     }
     report_refused(&refused, error);
     return refused.status;
@@ -285,7 +285,7 @@ static tms_status_t pause_all(tms_transition_t *t, tms_error_t *error) {
 }
 
 /* The pause of a call with backup="discard". */
-static tms_status_t pause_and_give_up(tms_transition_t *t, tms_error_t *error) {
+static tms_status_t pause_and_discard(tms_transition_t *t, tms_error_t *error) {
     tms_discard_t discard;
     tms_status_t status = tms_discard_prepare(t, &discard, error);
     if (status != TMS_OK) {
@@ -299,15 +299,15 @@ static tms_status_t pause_and_give_up(tms_transition_t *t, tms_error_t *error) {
 
 tms_status_t tms_pause_perform(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
                                tms_error_t *error) {
-    const bool gives_up = selection->has_backup && selection->backup == TMS_BACKUP_NONE;
+    const bool discards = selection->has_backup && selection->backup == TMS_BACKUP_NONE;
     tms_transition_t t = {.saver = saver,
                           .requested = {.selection = selection,
                                         .operation = "pause",
                                         .from = TMS_SEGMENT_ACTIVE,
                                         .through = TMS_SEGMENT_PAUSING,
                                         .to = TMS_SEGMENT_PAUSED,
-                                        .gives_up = gives_up},
-                          .act = gives_up ? pause_and_give_up : pause_all,
+                                        .discards = discards},
+                          .act = discards ? pause_and_discard : pause_all,
                           .calls = &saver->stats.pauses,
                           .report = report};
     const tms_status_t status = tms_steps_perform(&t, error);

@@ -1,5 +1,5 @@
-/* Publish: keeps contents of device memory in the shared store under a name, for processes that start later. pieces.h
- * describes the call and its memory. */
+/* Publish: keeps contents of device memory in the shared store under a name, for processes that start later.
+ * object_call.h describes the call and its memory. */
 #ifndef TMS_PUBLISH_H
 #define TMS_PUBLISH_H
 

@@ -142,8 +142,8 @@ static demand_t measure_demand(tms_transition_t *t) {
         if (selected && segment->guarded > 0) demand.guarded[segment->device]++;
     }
     for (int device = 0; device < t->devices->count; device++) {
-        const tms_segment_t *page = t->saver->guard.of[device].page;
-        if (page && demand.guarded[device] == t->saver->guard.of[device].references)
+        const tms_segment_t *page = t->saver->guard.by_device[device].page;
+        if (page && demand.guarded[device] == t->saver->guard.by_device[device].references)
             demand.returned[device] = tms_segment_reserved(page);
     }
     pthread_mutex_unlock(&t->saver->lock);

@@ -75,10 +75,10 @@ bool tms_steps_selects(const tms_transition_t *t, const tms_segment_t *segment) 
            has_selected_tag(t, segment);
 }
 
-bool tms_steps_gives_up(const tms_transition_t *t, const tms_segment_t *segment) {
+bool tms_steps_discards(const tms_transition_t *t, const tms_segment_t *segment) {
     bool paused = segment->state == TMS_SEGMENT_PAUSED || segment->state == TMS_SEGMENT_DAMAGED ||
                   segment->state == TMS_SEGMENT_REPAIRING;
-    return t->requested.gives_up && paused && segment->backup.saved && has_selected_tag(t, segment);
+    return t->requested.discards && paused && segment->backup.saved && has_selected_tag(t, segment);
 }
 
 bool tms_steps_skips_damaged(const tms_transition_t *t, const tms_segment_t *segment) {
@@ -108,7 +108,7 @@ static void collect(tms_transition_t *t) {
     t->planned.end = &t->planned.first;
     t->planned.owners = t->planned.affected = 0;
     t->planned.incomplete = false;
-    t->planned.given_up = 0;
+    t->planned.discard_count = 0;
     t->planned.runs = NULL;
     pthread_mutex_lock(&t->saver->lock);
     tms_steps_begin_scan(t);
@@ -116,7 +116,7 @@ static void collect(tms_transition_t *t) {
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         tms_segment_t *segment = tms_segment_of(node);
         if (tms_steps_skips_damaged(t, segment)) t->planned.incomplete = true;
-        t->planned.given_up += tms_steps_gives_up(t, segment);
+        t->planned.discard_count += tms_steps_discards(t, segment);
         if (!tms_steps_selects(t, segment)) continue;
         tms_account_own(segment, t->requested.through);
         if (t->requested.to == TMS_SEGMENT_PAUSED) segment->paused_by = t->mark;
@@ -228,7 +228,7 @@ tms_status_t tms_steps_attempt(tms_transition_t *t, tms_error_t *error) {
         status = tms_wait_check(&t->wait, &context, error);
     }
     if (status == TMS_OK && t->devices) collect(t);
-    if (status == TMS_OK && (t->planned.first || t->planned.given_up > 0 || t->requested.any_memory)) {
+    if (status == TMS_OK && (t->planned.first || t->planned.discard_count > 0 || t->requested.any_memory)) {
         tms_observers_sample_memory(t);
         status = t->act(t, error);
         if (status != TMS_FORKED) tms_observers_sample_memory(t);

@@ -6,7 +6,7 @@
  *         create, map and give access to runs of neighbours (layout.h), load each backup, and wait -- commit point -- ->
  * set ACTIVE, discard the backups.
  *
- * A pause with backup="discard" also gives up the backups of selected segments that are PAUSED already (discard.h).
+ * A pause with backup="discard" also discards the backups of selected segments that are PAUSED already (discard.h).
  *
  * A failure before the commit point undoes this call's work and leaves every segment unchanged, except in a pending resume
  * that a stream already waits for (pending.h). After it, pause continues with the rest, sets segments that the driver
@@ -45,9 +45,9 @@ bool tms_steps_selects(const tms_transition_t *t, const tms_segment_t *segment);
 /* During such a walk: whether the segment has a selected tag but is damaged, so that the call skips it. */
 bool tms_steps_skips_damaged(const tms_transition_t *t, const tms_segment_t *segment);
 
-/* During such a walk: whether the call gives up the backup of the segment, which is paused and has contents (discard.h).
+/* During such a walk: whether the call discards the backup of the segment, which is paused and has contents (discard.h).
  */
-bool tms_steps_gives_up(const tms_transition_t *t, const tms_segment_t *segment);
+bool tms_steps_discards(const tms_transition_t *t, const tms_segment_t *segment);
 
 /* Waits for all devices of `planned.affected`, as a phase of the call. */
 tms_status_t tms_steps_quiesce(tms_transition_t *t, tms_quiesced_t *quiesced, tms_error_t *error);

@@ -25,8 +25,8 @@ typedef struct tms_transition_requested {
     size_t tag_count;
     uint64_t address; /* 0, or selects only the allocation that it lies in, unless that is damaged */
     bool guards;      /* guard mode is on */
-    bool gives_up;    /* a pause that gives up the backups of paused allocations, too */
-    bool any_memory;  /* the call uses memory that need not be managed, and selects no allocation (pieces.h) */
+    bool discards;    /* a pause that also discards the backups of paused allocations */
+    bool any_memory;  /* the call uses memory that need not be managed, and selects no allocation (object_call.h) */
 } tms_transition_requested_t;
 
 /* The plan of one attempt. Each attempt resets it, except for `collectable`. */
@@ -37,7 +37,7 @@ typedef struct tms_transition_planned {
     tms_device_mask_t affected;    /* devices that have access to such a segment; with `any_memory`, that have the memory */
     tms_device_mask_t peers_seen;  /* saver->peers.seen when the list was built */
     bool incomplete;               /* the list lacks selected segments that are damaged */
-    size_t given_up;               /* segments whose backups the call gives up */
+    size_t discard_count;          /* segments whose backups the call discards */
     tms_run_t *runs;               /* the runs of its segments, which the call owns; a resume adds the runs that it makes */
     tms_backup_batch_t batch;      /* the batches of a pause in the stores */
     uint64_t total_bytes;          /* number of bytes to be copied */

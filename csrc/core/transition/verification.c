@@ -9,7 +9,7 @@
 /* Whether the backup was copied in part, and is compared here. Each resume compares the contents of a store that plans
  * by fingerprint. */
 static bool is_compared(const tms_transition_t *t, const tms_segment_t *segment) {
-    return segment->backup.partial && segment->run->leaving &&
+    return segment->backup.partial && segment->run->releasing &&
            tms_backup_can_compare(&t->saver->stores, segment->backup.planned.kind);
 }
 

@@ -88,8 +88,8 @@ static void initialize_shared(sim_shared_t *shared) {
     shared->format = FORMAT;
 }
 
-/* Why the file cannot be that of a machine of this user, or NULL. */
-static const char *why_unfit(const struct stat *status) {
+/* Returns why the file cannot be that of a machine of this user, or NULL. */
+static const char *find_rejection(const struct stat *status) {
     if (!S_ISREG(status->st_mode)) return "it is not a regular file";
     if (status->st_uid != geteuid()) return "it belongs to another user";
     if (status->st_mode & OTHERS) return "other users can use it";
@@ -102,7 +102,7 @@ static int open_shared(const char *name, int flags, const char **reason) {
     for (;;) {
         struct stat status;
         int file = shm_open(name, O_RDWR | flags, SHARED_MODE);
-        *reason = file < 0 || fstat(file, &status) != 0 ? strerror(errno) : why_unfit(&status);
+        *reason = file < 0 || fstat(file, &status) != 0 ? strerror(errno) : find_rejection(&status);
         if (!*reason && flock(file, LOCK_EX) == 0 && fstat(file, &status) == 0 && status.st_nlink > 0) return file;
         if (file >= 0) close(file);
         if (*reason) return -1;

@@ -1,5 +1,5 @@
 """Virtual memory management: neighbouring allocations that share one handle, as the driver describes them to libraries that
-register memory (RDMA, NCCL), and the same addresses when the memory behind them is laid out anew."""
+register memory (RDMA, NCCL), and the same addresses when the memory behind them is laid out again."""
 
 from __future__ import annotations
 

@@ -303,7 +303,7 @@ def fsdp_sleeps() -> None:
 
 def train_and_sleep(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Moves everything into managed memory before the third step, gradients of buckets included, and pauses it between
-    further steps. DDP makes its buckets anew after the first step."""
+    further steps. DDP makes its buckets again after the first step."""
     for number, batch in enumerate(batches()):
         if number == 2:
             gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]

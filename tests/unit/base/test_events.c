@@ -173,7 +173,7 @@ static void use_the_ring_in_a_child(void) {
     end_child(empty && own ? 0 : 1);
 }
 
-static void a_forked_child_begins_anew(void **state) {
+static void a_forked_child_begins_again(void **state) {
     (void)state;
     tms_event_t copy[4];
     uint64_t recorded = 0;
@@ -193,7 +193,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(events_come_back_in_order),       cmocka_unit_test(the_oldest_are_overwritten),
         cmocka_unit_test(too_little_room_gets_the_latest), cmocka_unit_test(calls_are_numbered),
-        cmocka_unit_test(writers_and_a_reader_at_once),    cmocka_unit_test(a_forked_child_begins_anew),
+        cmocka_unit_test(writers_and_a_reader_at_once),    cmocka_unit_test(a_forked_child_begins_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

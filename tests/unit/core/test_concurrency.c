@@ -11,7 +11,7 @@
 
 #include "temporary.h"
 
-enum { ALLOCATORS = 3, MOVERS = 2, LOOKERS = 2, THREADS = ALLOCATORS + MOVERS + LOOKERS };
+enum { ALLOCATORS = 3, MOVERS = 2, READERS = 2, THREADS = ALLOCATORS + MOVERS + READERS };
 enum { ALLOCATIONS = 600, MOVES = 250, LOOKS = 1000, HELD = 12, TAGS = 3, ROWS = 64, LARGEST_MIB = 5 };
 #define PATIENCE_SECONDS 0.01
 
@@ -142,9 +142,9 @@ static void *pause_and_resume(void *argument) {
     return NULL;
 }
 
-/* ---- look ---- */
+/* ---- read ---- */
 
-static void look_at(worker_t *worker, const tms_segment_info_t *row) {
+static void read_row(worker_t *worker, const tms_segment_info_t *row) {
     tms_saver_t *saver = &worker->shared->f->saver;
     tms_segment_info_t again;
     tms_host_buffer_t *buffer = NULL;
@@ -180,7 +180,7 @@ static void do_something_else(worker_t *worker) {
     note(worker->shared, status, &error);
 }
 
-static void *look(void *argument) {
+static void *read_state(void *argument) {
     worker_t *worker = argument;
     tms_saver_t *saver = &worker->shared->f->saver;
     for (int i = 0; i < LOOKS || !have_met(worker->shared); i++) {
@@ -190,7 +190,7 @@ static void *look(void *argument) {
         tms_inspect_counters(saver, &counters);
         if (count > ROWS) count = ROWS;
         atomic_fetch_add(&worker->shared->seen, count);
-        if (count > 0) look_at(worker, &rows[choose(worker, (int)count)]);
+        if (count > 0) read_row(worker, &rows[choose(worker, (int)count)]);
         do_something_else(worker);
     }
     return NULL;
@@ -200,7 +200,7 @@ static void *look(void *argument) {
 
 static void threads_do_everything_at_once(void **state) {
     static void *(*const works[THREADS])(void *) = {
-        allocate_and_free, allocate_and_free, allocate_and_free, pause_and_resume, pause_and_resume, look, look};
+        allocate_and_free, allocate_and_free, allocate_and_free, pause_and_resume, pause_and_resume, read_state, read_state};
     shared_t shared = {.f = *state};
     worker_t workers[THREADS];
     tms_error_t error;

@@ -148,7 +148,7 @@ static void a_pause_makes_the_next_allocation_look_again(void **state) {
 }
 
 /* The first look after it is at once, and the second after one allocation that skips it. */
-static void a_new_device_begins_the_interval_anew(void **state) {
+static void a_new_device_begins_the_interval_again(void **state) {
     enum { MANY = 40 };
     fixture_t *f = *state;
     uint64_t refused = allocate(f, "a", TMS_BACKUP_NONE, SMALL);
@@ -164,7 +164,7 @@ static void a_new_device_begins_the_interval_anew(void **state) {
     restore_mapping(f, refused);
 }
 
-static void memory_that_looks_have_skipped_begins_the_interval_anew(void **state) {
+static void memory_that_scans_have_skipped_begins_the_interval_again(void **state) {
     enum { MANY = 40 };
     fixture_t *f = *state;
     uint64_t refused = allocate(f, "a", TMS_BACKUP_NONE, SMALL);
@@ -208,8 +208,8 @@ int main(void) {
         ONE(every_pause_counts_once_for_each_tag_that_it_changed),
         TWO(a_segment_that_cannot_be_shared_is_retried_less_and_less),
         TWO(a_pause_makes_the_next_allocation_look_again),
-        cmocka_unit_test_setup_teardown(a_new_device_begins_the_interval_anew, setup_three_devices, teardown),
-        TWO(memory_that_looks_have_skipped_begins_the_interval_anew),
+        cmocka_unit_test_setup_teardown(a_new_device_begins_the_interval_again, setup_three_devices, teardown),
+        TWO(memory_that_scans_have_skipped_begins_the_interval_again),
         TWO(a_search_queries_each_owner_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -51,7 +51,7 @@ def test_wait_returns_the_report_as_often_as_one_likes(simulator: Any, address: 
     assert simulator.read(address, SIZE) == PATTERN
 
 
-def test_it_is_printed_for_people(simulator: Any, address: int) -> None:
+def test_a_pending_resume_is_printed_for_people(simulator: Any, address: int) -> None:
     simulator.hold_copies()
     pending = PendingResume(_core.resume_begin(("pending",), None), tags=("pending",))
     assert str(pending) == "<PendingResume of pending, under way>"
@@ -242,7 +242,7 @@ def test_wrong_arguments(call: Callable[[], object], error: type[Exception]) -> 
         call()
 
 
-def test_it_is_refused_inside_a_pause(simulator: Any, address: int) -> None:
+def test_a_pending_resume_is_refused_inside_a_pause(simulator: Any, address: int) -> None:
     begin().wait()
     seen: list[BaseException] = []
 

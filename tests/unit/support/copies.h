@@ -11,7 +11,7 @@ void release_copies(void);
 
 /* The same, but the saver's wait for the device with this number, counted from here on from 1, releases them before it
  * waits: what happens before that happens during the copies. A wait that is made to fail counts. Replaces functions in the
- * driver's table, which the next setup loads anew. */
+ * driver's table, which the next setup loads again. */
 void hold_copies_until_wait(fixture_t *fixture, int number);
 
 /* Calls that can be cancelled copy in chunks of this size, each of which takes longer than the interval between two calls of

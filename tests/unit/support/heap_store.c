@@ -133,8 +133,6 @@ static tms_status_t wait_for_relay(tms_copier_relay_t *relay, tms_error_t *error
     return check(((heap_relay_t *)relay)->heap, HEAP_WAIT, &context, error);
 }
 
-static void close_relay(tms_copier_relay_t *relay) { (void)relay; }
-
 static void release_relay(tms_copier_relay_t *relay, const tms_driver_table_t *driver, const tms_wait_t *wait) {
     (void)driver;
     (void)wait;
@@ -142,7 +140,7 @@ static void release_relay(tms_copier_relay_t *relay, const tms_driver_table_t *d
     free(relay);
 }
 
-static const tms_copier_relay_table_t as_relay = {.wait = wait_for_relay, .close = close_relay, .release = release_relay};
+static const tms_copier_relay_table_t as_relay = {.wait = wait_for_relay, .release = release_relay};
 
 static tms_status_t need_relay(heap_store_t *heap, tms_copier_t *copier, const tms_error_context_t *context,
                                tms_error_t *error) {

@@ -13,7 +13,7 @@ int run_in_child(void (*body)(void));
  * changes the status of _exit. */
 _Noreturn void end_child(int status);
 
-/* Executes this program anew with a role as its argument, in the emulator that EMULATOR names, if any (make aarch64).
+/* Executes this program again with a role as its argument, in the emulator that EMULATOR names, if any (make aarch64).
  * Returns only if that fails. */
 void execute_again(const char *role);
 

@@ -309,3 +309,8 @@ tms_segment_state_t state_of(fixture_t *fixture, uint64_t address) {
     assert_int_equal(tms_inspect_find(&fixture->saver, address, 1, &row), TMS_OK);
     return (tms_segment_state_t)row.state;
 }
+
+bool is_managed(fixture_t *fixture, uint64_t address) {
+    tms_segment_info_t row;
+    return tms_inspect_find(&fixture->saver, address, 1, &row) == TMS_OK;
+}

@@ -157,5 +157,7 @@ tms_disk_file_t *disk_file_of(fixture_t *fixture, const tms_backup_t *backup);
 
 uint64_t physical_bytes(int device);
 tms_segment_state_t state_of(fixture_t *fixture, uint64_t address);
+/* Whether the address lies in a managed allocation. */
+bool is_managed(fixture_t *fixture, uint64_t address);
 
 #endif

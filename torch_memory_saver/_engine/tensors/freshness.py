@@ -415,7 +415,7 @@ class _Classes:
             item.found = sampled
             if sampled is None:
                 row = _core.find(item.address)
-                _refuse_absent([] if row is None else [row])  # otherwise it was freed meanwhile
+                _refuse_absent([] if row is None else [row])  # otherwise it was freed since then
         return copied
 
 

@@ -71,7 +71,7 @@ def storages_of(torch: Any, tensors: Sequence[Any]) -> Iterator[Any]:
 
 
 def add_extents(torch: Any, storages: Iterable[Any], sizes: dict[int, int]) -> None:
-    """Add where storages lie: address -> bytes. Empty storages are left out. Storages on the CPU may be among them: no
+    """Add where storages lie: address -> bytes. Empty storages are skipped. Storages on the CPU may be among them: no
     device memory has their addresses.
 
     The iterable is consumed in small portions, so that few storages live at once: many new objects would start Python's

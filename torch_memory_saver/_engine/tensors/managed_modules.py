@@ -124,7 +124,7 @@ def _tensors_of(module: Any) -> list[Any]:
     """Return the parameters and buffers of a module and of the modules in it.
 
     Every pause calls this, so it is faster than the module's own methods. Dicts are copied at once, because another thread
-    may change the module meanwhile.
+    may change the module.
     """
     tensors: list[Any] = []
     modules = {id(module): module}
@@ -144,7 +144,7 @@ def _tensors_of(module: Any) -> list[Any]:
 
 
 def _storages(torch: Any, tensors: list[Any]) -> tuple[list[Any], list[int]]:
-    """Return the storages that tensors have, and their addresses. Tensors without memory of their own are left out."""
+    """Return the storages that tensors have, and their addresses. Tensors without memory of their own are skipped."""
     try:
         storages = list(storages_of(torch, tensors))
         return storages, list(map(torch.UntypedStorage.data_ptr, storages))

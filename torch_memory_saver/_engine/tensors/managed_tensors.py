@@ -12,7 +12,7 @@ memory may have 20 MiB to spare. So the peak is at most the largest storage and 
 larger segments or beside tensors that stay, or another thread is inside a region, because PyTorch releases nothing then.
 
 All devices concerned are waited for before and after. The old memory is recorded as used by the current stream, so that no
-other thread gets it before the copy has ended. No capture may be active, and none begins meanwhile: see ``capture_gate``.
+other thread gets it before the copy has ended. No capture may be active, and none begins: see ``capture_gate``.
 
 The state of an optimizer is looked at after each of its steps. The optimizers that hold the state are found, and unknown
 wrappers are refused, before anything is moved (optimizers.py). A step that adds nothing costs one comparison of addresses.

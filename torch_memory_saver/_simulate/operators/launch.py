@@ -284,7 +284,7 @@ def _take(
 def _enqueue(
     schema: _Schema, given: dict[str, Any], arguments: tuple[Any, ...], keywords: dict[str, Any], expected: Any
 ) -> Any:
-    """Enqueue an operator whose results are known in advance. Returns the results.
+    """Enqueue an operator whose results are known in advance. Return the results.
 
     Raises:
         DependsOnValues: A new result is not a tensor.

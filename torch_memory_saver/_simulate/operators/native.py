@@ -90,12 +90,12 @@ def _operator(stream: int, name: str, request: bytes, operands: Sequence[Operand
 
 
 def run(stream: int, name: str, request: bytes, operands: Sequence[Operand], draw: Draw | None) -> CUresult:
-    """Enqueue a request on a stream of the current device, or capture it. Returns the CUresult. `name` is for messages."""
+    """Enqueue a request on a stream of the current device, or capture it. Return the CUresult. `name` is for messages."""
     return int(_library.tms_sim_run_operator(ctypes.byref(_operator(stream, name, request, operands, draw))))
 
 
 def ask(stream: int, name: str, request: bytes, operands: Sequence[Operand], draw: Draw | None) -> tuple[CUresult, bytes]:
-    """Enqueue a request and wait for it. Returns the CUresult and the answer, which is empty after an error."""
+    """Enqueue a request and wait for it. Return the CUresult and the answer, which is empty after an error."""
     answer = _Answer()
     description = _operator(stream, name, request, operands, draw)
     result = int(_library.tms_sim_ask_operator(ctypes.byref(description), ctypes.byref(answer)))

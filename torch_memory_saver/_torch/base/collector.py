@@ -7,7 +7,7 @@ run during captures.
 PyTorch describes each block by a dict. Thousands of them would start collections, which find nothing and cost more than the
 reading.
 
-The collector stays enabled: a program that calls ``gc.disable()``, ``gc.enable()`` or ``gc.isenabled()`` meanwhile, on any
+The collector stays enabled: a program that calls ``gc.disable()``, ``gc.enable()`` or ``gc.isenabled()``, on any
 thread, gets and keeps what it asks for. Only the number of new objects that start a collection is raised. A forked child
 gets the old number back.
 """

@@ -111,7 +111,7 @@ class Notifier:
                 queue.put(None)
 
     def wait_until(self, holds: Callable[[], bool], deadline: float) -> bool:
-        """Wait until the condition holds, at most until the deadline, in seconds of :func:`time.monotonic`. Returns whether
+        """Wait until the condition holds, at most until the deadline, in seconds of :func:`time.monotonic`. Return whether
         it holds. A signal whose handler raises ends the wait on the main thread."""
         queue: SimpleQueue[None] = SimpleQueue()
         self._waiting.append(queue)  # before the condition is evaluated, so that no change is missed

@@ -4,7 +4,7 @@ PyTorch allocates symmetric memory from the driver, not from its caching allocat
 manages it, and PyTorch's count of reserved bytes, which outside_memory.py compares, does not have it. Every allocation in
 Python calls ``_SymmetricMemory.empty_strided_p2p``, which :func:`install` wraps at the first use of the package.
 
-``symm_mem.empty`` routes a MemPool around that call. In preload mode the core's settings are unmanaged meanwhile
+``symm_mem.empty`` routes a MemPool around that call. In preload mode the core's settings are unmanaged then
 (routing/program_pools.py), so the thread's frame tells whether it is inside a region.
 
 Any thread may call. There is no lock.

@@ -28,7 +28,7 @@ PyTorch does not report where workspaces lie, and can only free all of them at o
 
 So freeing workspaces never takes memory from a graph, and a graph whose own memory is resident can be replayed while
 anything else is paused. The exception are graphs captured before this package was first used, to which the second rule did
-not apply. While one of them lives, neither a pause nor a capture frees a workspace. If another graph is captured meanwhile,
+not apply. While one of them lives, neither a pause nor a capture frees a workspace. If another graph is captured then,
 no workspace is ever freed again. If a pause then finds a block of the size of a workspace, it logs a warning: it cannot know
 whether the block is one, so it does not fail.
 
@@ -206,7 +206,7 @@ class BlasWorkspaces:
         self._make_for_capture(torch, device)
 
     def _free_for_capture(self, torch: TorchCuda) -> bool:
-        """Free all workspaces, unless that would take one from a graph. Returns whether there were any."""
+        """Free all workspaces, unless that would take one from a graph. Return whether there were any."""
         if self._early_graphs:
             self._late_graphs_as_well = True
         if self._early_graphs or self._late_graphs_as_well or not _has_workspaces(torch):
@@ -249,7 +249,7 @@ def _has_workspaces(torch: TorchCuda) -> bool:
 
 
 def _free(torch: TorchCuda) -> bool:
-    """Free all workspaces. Returns whether there were any."""
+    """Free all workspaces. Return whether there were any."""
     before = _allocated_bytes(torch)
     torch.torch._C._cuda_clearCublasWorkspaces()
     return _allocated_bytes(torch) < before

@@ -13,7 +13,7 @@ begin while another thread is in a region or a capture is active, nor with a PyT
 bytes that PyTorch may hand out.
 
 PyTorch returns no cached memory while a pool is routed. :meth:`SubstitutePools.suspended` ends the routing for that moment.
-Its caching is off meanwhile, so that allocations of other threads go to cudaMalloc. Two things remain: memory that a program
+Its caching is off then, so that allocations of other threads go to cudaMalloc. Two things remain: memory that a program
 takes with ``caching_allocator_alloc`` at that moment may be a paused block; and the routing of a MemPool that another thread
 has begun with ``use_mem_pool`` before the pause, or before the emptying, gives way to the substitute.
 

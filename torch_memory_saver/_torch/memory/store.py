@@ -188,8 +188,8 @@ class PoolStore:
         """Release segments without a tensor: those of torch's default pool, and of this package's pools by the rule of
         :func:`is_worth_retiring`.
 
-        This thread's own routings are suspended meanwhile, and their pools replaced. Devices on which another thread is in a
-        region keep PyTorch's own cache until the last thread leaves.
+        This thread's own routings are suspended during the call, and their pools replaced. Devices on which another
+        thread is in a region keep PyTorch's own cache until the last thread leaves.
         """
         if not torch.is_capturing():
             self.empty_cache_with(torch, lambda: self.empty_torch_cache(torch))
@@ -262,7 +262,7 @@ class PoolStore:
 
     def empty_retired(self, torch: TorchCuda) -> None:
         """Release the segments without a tensor of retired pools. Before PyTorch 2.13 its own cache stays, because pools
-        without memory are routed meanwhile, on every device. Since 2.13 only the end of a pool's object spares it."""
+        without memory are routed during the call, on every device. Since 2.13 only the end of a pool's object spares it."""
         if not torch.routing_spares_cache:
             self.empty_torch_cache(torch)
             return

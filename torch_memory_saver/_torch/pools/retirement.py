@@ -6,7 +6,7 @@ process before. Up to 2.9 the objects are therefore never destroyed: a retired p
 a capture makes the end of an object end the process, and the end of an object without another use releases what is idle in
 its pool.
 
-Any thread, but one at a time for each pool. PyTorch is called, so the caller holds no lock.
+Any thread may call; only one thread may retire a given pool at a time. PyTorch is called, so the caller holds no lock.
 """
 
 from __future__ import annotations

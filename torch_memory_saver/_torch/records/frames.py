@@ -2,7 +2,7 @@
 
 A thread's regions are a stack, and the innermost is in force. Tasks of an event loop share a thread, and so do generators:
 one may be inside a region when another enters its own, and the outer one may be left first. Leaving one region then leaves
-the others in force. Memory allocated meanwhile belongs to the innermost region. Both cases cause a warning, because contents
+the others in force. Memory allocated then belongs to the innermost region. Both cases cause a warning, because contents
 may be lost: a tensor that should have a backup may have none.
 
 A frame may *follow* another one: it is entered for a call that was handed to a thread pool inside that one
@@ -129,7 +129,7 @@ class Frame:
         threads: Whether frames follow this one.
         has_threads: Whether a frame has followed this one.
         followers: Number of frames that have followed this one.
-        waited_in_vain: Whether a frame that follows this one has waited for others, none of which was left.
+        wait_timed_out: Whether a frame that follows this one has waited for others, none of which was left.
         ended: Whether a pause has ended a frame that follows: its thread is outside of it, and leaves it later.
         routing: The routing to the pools, from before it begins until it has ended completely.
         routed: Whether the routing is in force.
@@ -148,7 +148,7 @@ class Frame:
     threads = True
     has_threads = False
     followers = 0
-    waited_in_vain = False
+    wait_timed_out = False
     ended = False
     routed = False
     closed = False

@@ -49,7 +49,7 @@ class Admission:
 
     def _is_crowded(self, origin: Frame) -> bool:
         """Return whether another frame that follows `origin` has to wait."""
-        if origin.waited_in_vain:
+        if origin.wait_timed_out:
             return False
         return len([frame for frame in list(self.frames.values()) if frame.origin is origin]) >= _MAX_FOLLOWING
 
@@ -69,14 +69,15 @@ class Admission:
 
     def _wait_for_others(self, origin: Frame) -> None:
         """Wait until one of the frames that follow `origin` is left, or another one has taken its place. Calls may wait for
-        one another, so that no frame is left. Once a wait has ended in vain, no frame that follows `origin` waits again."""
+        one another, so that no frame is left. After one such wait has timed out, later frames that follow `origin`
+        do not wait."""
         followers = origin.followers
 
         def has_changed() -> bool:
             return origin.followers != followers or not self._is_crowded(origin)
 
         if not self.changed.wait_until(has_changed, time.monotonic() + _PATIENCE_S):
-            origin.waited_in_vain = True
+            origin.wait_timed_out = True
 
     def _must_wait(self, frame: Frame) -> bool:
         """Return whether another thread pauses the tag: the region would get memory that is about to be released. A pause

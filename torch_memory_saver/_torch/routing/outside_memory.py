@@ -8,7 +8,7 @@ ten microseconds, so only the first, second, fourth, eighth, ... region of a tag
 
 A program can turn off PyTorch's caching. Then PyTorch uses no pool, and without the preload library nothing is managed.
 
-Other threads may allocate and free managed memory at the same time. A reading is valid only if no counter changed meanwhile.
+Other threads may allocate and free managed memory at the same time. A reading is valid only if no counter changed during it.
 A free of managed memory while the region was open prevents the comparison: PyTorch may have freed that memory before (a
 deferred free), or may never have held it.
 

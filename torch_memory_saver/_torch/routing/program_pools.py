@@ -3,7 +3,7 @@
 A region owns the pools that the package makes for it. A MemPool that the program routes with ``use_mem_pool()`` inside a
 region stays ordinary memory in both hook modes, because the program goes on allocating from it while the tag is paused. In
 preload mode the pool's allocator calls ``cudaMalloc``, for which the settings of the thread count. So that thread has
-unmanaged settings until the routing ends. A region that begins meanwhile has its own settings. The settings stay in a
+unmanaged settings until the routing ends. A region that begins before that has its own settings. The settings stay in a
 capture, whose memory belongs to the graph, and with ``TMS_INIT_ENABLE``, which manages everything.
 
 Managed memory reaches such pools in other ways: by a capture in a preloaded region, with ``TMS_INIT_ENABLE``, or by this

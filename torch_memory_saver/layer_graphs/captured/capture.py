@@ -97,7 +97,7 @@ class LayerGraphs:
         self._progress.keep_for(tensor.untyped_storage().data_ptr(), work)
 
     def restart(self) -> None:
-        """Begin the order anew, after a step that did not end.
+        """Begin the order again, after a step that did not end.
 
         The call waits for work that is in flight.
         """

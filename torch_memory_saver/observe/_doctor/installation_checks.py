@@ -195,7 +195,7 @@ def preloaded() -> Finding:
     if not _is_ours(hooks[0]):
         return fail(f"{hooks[0]} is not the library of this package", set_it, lines)
     if not _core.preloaded:
-        return fail(f"{hooks[0]} was not loaded into this process", "start Python anew with this LD_PRELOAD", lines)
+        return fail(f"{hooks[0]} was not loaded into this process", "start Python again with this LD_PRELOAD", lines)
     earlier = [entry for entry in entries[: entries.index(hooks[0])] if _stands_before_us(entry)]
     if earlier:
         return warn(f"{earlier[0]} comes first, and has {_INTERPOSED} as well", "put the hook library first", lines)

@@ -3,7 +3,7 @@
 The sources are the driver, the native core, PyTorch's allocator and NVML. Taking a ledger allocates nothing on a device,
 waits for none, makes no context and starts no process, so that a report of a lack of memory may do it, during a capture as
 well. Only `measure_context` starts a child process, which does nothing but make a context: what it takes is the size of one.
-It takes memory for a moment, and other processes that allocate meanwhile falsify it. Any thread may call, also while another
+It takes memory for a moment, and other processes that allocate then falsify it. Any thread may call, also while another
 one pauses or resumes.
 """
 

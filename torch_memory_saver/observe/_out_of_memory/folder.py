@@ -79,7 +79,7 @@ class ReportFolder:
             self._remove_surplus(name)
         return written
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Begin again without reports, in a forked child, which has none of its parent's."""
         self._own = []
 

@@ -86,12 +86,12 @@ class Reporter:
 
         self._attempt(lambda: self._report(lambda: failure_of_torch(device, requested, allowed), use))
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Begin again in a forked child, which has one thread and none of its parent's reports."""
         self._numbers = itertools.count(1)
         self._thread = _Thread()
         if self._folder is not None:
-            self._folder.begin_anew()
+            self._folder.restart()
 
     @property
     def writes_reports(self) -> bool:
@@ -143,7 +143,7 @@ class Reporter:
 
 #: This process's.
 reporter = Reporter()
-os.register_at_fork(after_in_child=reporter.begin_anew)
+os.register_at_fork(after_in_child=reporter.restart)
 
 
 def explain(error: OutOfMemoryError, tags: tuple[str, ...] | None) -> None:

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _PATTERN = "tms-*-*.page"
-#: Files that a process writes on request, and those that it leaves if it is killed meanwhile.
+#: Files that a process writes on request, and those that it leaves if it is killed before it has ended.
 _RESULTS = ("tms-*-*.json", "tms-*-*.pickle", ".tms-*-*.tmp")
 _VARIABLE = "TMS_SHARED_PAGE"
 #: The first word of a page, and its size: csrc/include/tms_shared_page.h.
@@ -210,7 +210,7 @@ def _read_all(folder: Folder) -> tuple[list[Page], dict[str, str]]:
         try:
             with open_page(folder, name, os.O_RDONLY) as descriptor:
                 page = _read_or_remove(descriptor, folder, name)
-        except FileNotFoundError:  # its process has ended meanwhile
+        except FileNotFoundError:  # its process has ended
             continue
         except (OSError, ValueError) as error:
             unreadable[printable(str(folder.path / name))] = _why(error)
@@ -270,7 +270,7 @@ def is_alive(descriptor: int, page: Page) -> bool:
 
 
 class _OtherBootError(ValueError):
-    """The page is of another machine, or of this one before it was started anew. Whether its process lives is unknown:
+    """The page is of another machine, or of this one before its last start. Whether its process lives is unknown:
     a lock may be local to a machine."""
 
 

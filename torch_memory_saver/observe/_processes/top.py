@@ -22,7 +22,7 @@ _TICK_S = 0.25
 
 
 def run_top(arguments: argparse.Namespace) -> int:
-    """Show the screen on a terminal, and print otherwise. Returns the exit status."""
+    """Show the screen on a terminal, and print otherwise. Return the exit status."""
     if not (arguments.once or arguments.json) and _is_terminal(sys.stdin) and _is_terminal(sys.stdout):
         from torch_memory_saver.observe._processes.top_screen import can_show, show
 

@@ -47,7 +47,7 @@ class Removed:
 
 
 def clean_store(path: Path) -> Removed:
-    """Remove what dead processes have left. Live processes may use the store meanwhile: none loses bytes, and an object that
+    """Remove what dead processes have left. Live processes may use the store: none loses bytes, and an object that
     one of them links at this moment may lose its name.
 
     Raises:
@@ -133,7 +133,7 @@ def _remove_unnamed(root: int, name: str, directory: int, objects: int, removed:
     """Remove a published name that has no manifest: a process that removed it has died, or is not done yet."""
     if MANIFEST not in os.listdir(directory):
         _remove_links(directory, objects, removed)
-        with contextlib.suppress(OSError):  # another process has published the name meanwhile
+        with contextlib.suppress(OSError):  # another process has published the name again
             os.rmdir(f"{NAMES}/{name}", dir_fd=root)
 
 

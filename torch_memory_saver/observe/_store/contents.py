@@ -127,7 +127,7 @@ def read_store(path: Path) -> Contents:
                 each.holders += alive
         names = []
         for name, links in published_directories(folder.descriptor):
-            with contextlib.suppress(FileNotFoundError):  # it is removed meanwhile
+            with contextlib.suppress(FileNotFoundError):  # it was removed
                 names.append(_published(found, name, links))
         # A writer gives an object its name before it removes the name of the unfinished file.
         unfinished = [size for identity, size in parts.items() if identity not in found]

@@ -78,7 +78,7 @@ class EventFile(_Written):
         process that never had an event gets no file.
         """
         with self._lock:
-            self._begin_anew_in_child()
+            self._restart_in_child()
             log = dataclasses.replace(events(), exited=exits)
             recorded = log.dropped + len(log.events)
             if recorded == (0 if exits else self._recorded):
@@ -90,7 +90,7 @@ class EventFile(_Written):
                 remove_file(self._written)  # written before the rank was known
             self._written, self._recorded = path, recorded
 
-    def _begin_anew_in_child(self) -> None:
+    def _restart_in_child(self) -> None:
         """Begin a new file in a forked child, which has its own events and leaves its parent's file unchanged."""
         if self._pid != os.getpid():
             self._pid, self._written, self._recorded = os.getpid(), None, 0

@@ -1,7 +1,7 @@
 """The memory log: the memory of this process and its devices over time, as rows in memory and in a CSV file.
 
 `MemoryLog` takes rows at marks and at intervals, and `log_memory` takes them around the calls of a function. Any thread may
-call. A log's own lock is held while a row is measured and written to the file. The lock is made anew in a forked child.
+call. A log's own lock is held while a row is measured and written to the file. A forked child makes a new lock.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ __all__ = [
 logger = logging.getLogger("torch_memory_saver")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-#: Maximum number of rounds of one call. Other threads may allocate and free meanwhile, so that each round frees something.
+#: Maximum number of rounds of one call. Other threads may allocate and free as well, so that each round frees something.
 _MAX_ROUNDS = 10
 _REASONS = {
     "capture": "a stream capture is visible",
@@ -81,8 +81,7 @@ class DeviceRelease:
         allocated_before: PyTorch's ``memory_allocated``: its tensors. A garbage collection lowers it.
         allocated_after: ``memory_allocated`` after the release.
         freed_bytes: Physical memory that PyTorch no longer holds. Paused segments are reserved, but hold no physical memory.
-            Memory that has become slack (``stats().slack_bytes``) is still held. 0 if other threads allocated more
-            meanwhile.
+            Memory that has become slack (``stats().slack_bytes``) is still held. 0 if other threads allocated more.
         paused_bytes: The part of `reserved_after` that is paused.
     """
 
@@ -278,7 +277,7 @@ class CacheReleaser:
     def after_fork_in_child(self) -> None:
         """Replace the lock, which another thread of the parent may have held.
 
-        The cool-down begins anew.
+        The cool-down begins again.
         """
         self._lock = threading.Lock()
         self._last: float | None = None  # when the last release ended

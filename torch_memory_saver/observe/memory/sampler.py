@@ -361,7 +361,7 @@ def remove_oldest(directory: Path, keep: int, found: frozenset[int], current: in
     The moments of `found`, which an earlier run left, are removed first, and then the moments with the lowest steps.
 
     Other processes may remove moments at the same time. A process that is late puts its file into a moment that is made
-    anew, and the next call removes that moment.
+    again, and the next call removes that moment.
 
     Raises:
         OSError: A folder cannot be removed.

@@ -1,5 +1,5 @@
 /* Shared by the tests of whole processes with shared backups: a folder in memory for each test, and replicas, which are
- * processes that execute this program anew. Included once in a program, whose `main` begins with REPLICA_MAIN.
+ * processes that execute this program again. Included once in a program, whose `main` begins with REPLICA_MAIN.
  *
  * A replica executes the commands on its standard input, one a line, and answers each with a line: "ok" and numbers, or the
  * error. A failed assertion ends it. At the end of its input it exits as programs do, with handlers. */

@@ -40,8 +40,8 @@ static uint64_t check_block(const tms_host_store_t *store, const struct tms_host
 static uint64_t count_listed(const tms_host_gap_lists_t *lists, uint64_t *pages) {
     uint64_t count = 0;
     for (int i = 0; i < TMS_HOST_GAP_CLASSES; i++) {
-        assert_int_equal(lists->used >> i & 1, lists->of[i] != NULL);
-        for (const tms_host_gap_t *gap = lists->of[i]; gap; gap = gap->next) {
+        assert_int_equal(lists->used >> i & 1, lists->by_class[i] != NULL);
+        for (const tms_host_gap_t *gap = lists->by_class[i]; gap; gap = gap->next) {
             const uint64_t bytes = gap->node.end - gap->node.begin;
             assert_int_equal(bytes >> i, 1);
             *pages += bytes / PAGE;

@@ -122,7 +122,7 @@ static void a_claim_that_is_given_up(void **state) {
     assert_written(others, 1);
 }
 
-static void an_object_of_another_size_is_made_anew(void **state) {
+static void an_object_of_another_size_is_made_again(void **state) {
     (void)state;
     for (int claim = 0; claim < 2; claim++) {
         tms_shared_attempt_t attempt;
@@ -131,7 +131,7 @@ static void an_object_of_another_size_is_made_anew(void **state) {
         assert_non_null(strstr(error.message, object_path(1, "")));
         assert_non_null(strstr(error.message, "pause: a backup could not be used: "));
         assert_non_null(
-            strstr(error.message, "it has 5 bytes instead of 10000. The next pause or publication writes it anew"));
+            strstr(error.message, "it has 5 bytes instead of 10000. The next pause or publication writes it again"));
         assert_string_equal(error.tag, "weights");
         assert_int_equal(count_names(below("objects")), 0);
         assert_int_equal(count_names(holder_path(mine, "")), 1);
@@ -350,7 +350,7 @@ static void an_unfinished_file_that_is_deleted(void **state) {
     assert_non_null(strstr(error.message, object_path(1, ".part")));
     assert_int_equal(claim.fd, -1);
     assert_int_equal(count_names(holder_path(mine, "")), 1);
-    /* Another process claims it anew: its file is not whole. */
+    /* Another process claims it again: its file is not whole. */
     claim = assert_state(mine, 1, true, TMS_SHARED_CLAIMED);
     assert_int_equal(write_part(mine, 1, claim.fd, 0, OBJECT_BYTES), TMS_OK);
     assert_int_equal(unlink(object_path(1, ".part")), 0);
@@ -508,7 +508,7 @@ int main(void) {
         ENTRY_TEST(an_object_that_is_only_awaited),
         ENTRY_TEST(an_object_that_is_held_already),
         ENTRY_TEST(a_claim_that_is_given_up),
-        ENTRY_TEST(an_object_of_another_size_is_made_anew),
+        ENTRY_TEST(an_object_of_another_size_is_made_again),
         ENTRY_TEST(what_is_no_file),
         ENTRY_TEST(an_unfinished_file),
         ENTRY_TEST(a_file_that_a_dead_writer_has_linked),

@@ -28,7 +28,7 @@ static void an_allocation_is_fresh_writable_memory(void **state) {
     assert_int_equal(tms_inspect_find(&f->saver, address - MIB, MIB + 1, &row), TMS_OK);
     assert_int_equal(tms_free_address(&f->saver, address, NULL), TMS_OK);
     assert_int_equal(physical_bytes(0), 0);
-    assert_false(tms_saver_owns(&f->saver, address));
+    assert_false(is_managed(f, address));
 }
 
 static void a_malformed_limit_stops_the_first_use(void **state) {
@@ -197,7 +197,7 @@ static void a_lost_device_does_not_stop_a_free(void **state) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->lose_device(0, CUDA_ERROR_ILLEGAL_ADDRESS);
     assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
-    assert_false(tms_saver_owns(&f->saver, address));
+    assert_false(is_managed(f, address));
 }
 
 static void one_device_of_two_costs_nothing_for_the_other(void **state) {

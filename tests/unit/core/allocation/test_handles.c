@@ -65,7 +65,7 @@ static struct {
     fixture_t *fixture;
     CUresult (*map)(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                     unsigned long long flags);
-    bool looks; /* another thread looks for devices then */
+    bool scans; /* another thread scans for devices then */
 } coming;
 
 static CUresult use_second_device(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
@@ -75,12 +75,12 @@ static CUresult use_second_device(CUdeviceptr address, size_t bytes, size_t offs
     tms_error_t error;
     ASSERT_OK(tms_devices_enter(&f->devices, 1, &context, &error), error);
     tms_devices_leave(&f->devices, 1);
-    if (coming.looks) ASSERT_OK(tms_peers_refresh(&f->saver, &error), error);
+    if (coming.scans) ASSERT_OK(tms_peers_refresh(&f->saver, &error), error);
     return coming.map(address, bytes, offset, handle, flags);
 }
 
 static void a_device_that_comes_into_use_during_a_map_gets_access(void **state) {
-    for (int looks = 0; looks < 2; looks++) {
+    for (int scans = 0; scans < 2; scans++) {
         fixture_t f;
         fixture_begin(&f, 2);
         const tms_error_context_t context = {.operation = "test", .device = 0};
@@ -89,7 +89,7 @@ static void a_device_that_comes_into_use_during_a_map_gets_access(void **state) 
         ASSERT_OK(tms_devices_enter(&f.devices, 0, &context, &error), error);
         program_t program = reserve(&f);
         const uint64_t number = create(&program, TMS_BACKUP_NONE);
-        coming = (__typeof__(coming)){.fixture = &f, .map = f.cuda->cuMemMap, .looks = looks};
+        coming = (__typeof__(coming)){.fixture = &f, .map = f.cuda->cuMemMap, .scans = scans};
         writable(&f)->cuMemMap = use_second_device;
         map_handle(&program, 0, number);
         writable(&f)->cuMemMap = coming.map;

@@ -7,28 +7,17 @@
 
 /* ---- while a pause asks what is live: PyTorch's mutex is held by the thread that maps ---- */
 
-typedef enum meanwhile {
-    UNMAP,
-    UNMAP_AND_MAP,
-    MAP_TWICE,
-    MAP_AND_UNMAP,
-    MAP_WEIGHTS,
-    MAP_ANOTHER_DEVICES,
-    LOOK_AT_HANDLES,
-    GROW,
-    FREE_ADDRESSES,
-    FAIL_TO_MAP
-} meanwhile_t;
-
 typedef struct question {
     program_t *program;
-    meanwhile_t meanwhile;
-    bool asked, busy, wrong;
+    void (*act)(struct question *question); /* what the program does while the pause asks */
+    bool was_called;                        /* the pause has asked */
+    bool busy;                              /* the last map of `act` was refused for now */
+    bool wrong;                             /* `act` has found an error */
 } question_t;
 
 /* While a pause owns the memory no handle has any. Its successor is found at its addresses, and mapped only once. Returns
  * whether this is so, and asserts nothing, because the pause could not end then. */
-static bool look_at_handles(program_t *program) {
+static bool are_handles_right(program_t *program) {
     tms_saver_t *saver = &program->fixture->saver;
     CUmemGenericAllocationHandle memory = 0;
     bool right, busy = true;
@@ -47,70 +36,83 @@ static bool look_at_handles(program_t *program) {
     return right && !busy;
 }
 
-static int32_t while_asked(void *context, tms_live_t *live) {
-    question_t *question = context;
+static void unmap_one(question_t *question) { unmap(question->program, 1); }
+
+static void map_again(question_t *question) {
+    unmap(question->program, 1);
+    map(question->program, 1, TMS_BACKUP_PINNED);
+    fill(place(question->program, 1), PIECE_BYTES, 7);
+}
+
+static void map_twice(question_t *question) {
+    unmap(question->program, 1);
+    map(question->program, 1, TMS_BACKUP_PINNED);
+    map_again(question);
+}
+
+static void map_and_unmap_one(question_t *question) {
+    unmap(question->program, 1);
+    map(question->program, 1, TMS_BACKUP_PINNED);
+    unmap(question->program, 1);
+}
+
+static void map_weights(question_t *question) {
     program_t *program = question->program;
+    unmap(program, 1);
+    map_handle(program, 1, create_on(program, 0, "weights", TMS_BACKUP_PINNED));
+    fill(place(program, 1), PIECE_BYTES, 7);
+}
+
+static void query_handles(question_t *question) { question->wrong = !are_handles_right(question->program); }
+
+static void map_another_devices(question_t *question) {
+    program_t *program = question->program;
+    tms_error_t error;
+    unmap(program, 1);
+    program->handles[1] = create_on(program, 1, "default", TMS_BACKUP_PINNED);
+    (void)tms_handles_map(&program->fixture->saver, place(program, 1), PIECE_BYTES, program->handles[1], &question->busy,
+                          &error);
+}
+
+static void grow(question_t *question) {
+    map(question->program, 3, TMS_BACKUP_PINNED);
+    fill(place(question->program, 3), PIECE_BYTES, 8);
+}
+
+static void free_all_addresses(question_t *question) {
+    program_t *program = question->program;
+    for (int piece = 0; piece < PIECES; piece++) unmap(program, piece);
+    free_addresses(program);
+    program->base = 0;
+}
+
+static void fail_to_map(question_t *question) {
+    program_t *program = question->program;
+    tms_error_t error;
+    unmap(program, 1);
+    program->handles[3] = create(program, TMS_BACKUP_PINNED);
+    simulator()->fail_after("cuMemMap", 0, 1, CUDA_ERROR_INVALID_VALUE);
+    (void)tms_handles_map(&program->fixture->saver, place(program, 3), PIECE_BYTES, program->handles[3], &question->busy,
+                          &error);
+}
+
+static int32_t find_live(void *context, tms_live_t *live) {
+    question_t *question = context;
     (void)live;
-    question->asked = true;
-    switch (question->meanwhile) {
-    case UNMAP: unmap(program, 1); break;
-    case MAP_TWICE:
-        unmap(program, 1);
-        map(program, 1, TMS_BACKUP_PINNED);
-        /* fallthrough */
-    case UNMAP_AND_MAP:
-        unmap(program, 1);
-        map(program, 1, TMS_BACKUP_PINNED);
-        fill(place(program, 1), PIECE_BYTES, 7);
-        break;
-    case MAP_AND_UNMAP:
-        unmap(program, 1);
-        map(program, 1, TMS_BACKUP_PINNED);
-        unmap(program, 1);
-        break;
-    case MAP_WEIGHTS:
-        unmap(program, 1);
-        map_handle(program, 1, create_on(program, 0, "weights", TMS_BACKUP_PINNED));
-        fill(place(program, 1), PIECE_BYTES, 7);
-        break;
-    case LOOK_AT_HANDLES: question->wrong = !look_at_handles(program); break;
-    case MAP_ANOTHER_DEVICES: {
-        tms_error_t error;
-        unmap(program, 1);
-        program->handles[1] = create_on(program, 1, "default", TMS_BACKUP_PINNED);
-        (void)tms_handles_map(&program->fixture->saver, place(program, 1), PIECE_BYTES, program->handles[1], &question->busy,
-                              &error);
-        break;
-    }
-    case GROW:
-        map(program, 3, TMS_BACKUP_PINNED);
-        fill(place(program, 3), PIECE_BYTES, 8);
-        break;
-    case FREE_ADDRESSES:
-        for (int piece = 0; piece < PIECES; piece++) unmap(program, piece);
-        free_addresses(program);
-        program->base = 0;
-        break;
-    case FAIL_TO_MAP: {
-        tms_error_t error;
-        unmap(program, 1);
-        program->handles[3] = create(program, TMS_BACKUP_PINNED);
-        simulator()->fail_after("cuMemMap", 0, 1, CUDA_ERROR_INVALID_VALUE);
-        (void)tms_handles_map(&program->fixture->saver, place(program, 3), PIECE_BYTES, program->handles[3], &question->busy,
-                              &error);
-        break;
-    }
-    }
+    question->was_called = true;
+    question->act(question);
     return -1; /* everything is live */
 }
 
-static tms_status_t pause_meanwhile(program_t *program, meanwhile_t meanwhile, tms_report_t *report, tms_error_t *error) {
-    question_t question = {.program = program, .meanwhile = meanwhile};
-    const tms_selection_t selection = {.find_live = while_asked, .live_context = &question};
+/* Pauses, and acts while the pause asks what is live. Returns the status of the pause. */
+static tms_status_t pause_with(program_t *program, void (*act)(question_t *question), tms_report_t *report,
+                               tms_error_t *error) {
+    question_t question = {.program = program, .act = act};
+    const tms_selection_t selection = {.find_live = find_live, .live_context = &question};
     tms_status_t status = pause_selected_with_report(program->fixture, &selection, report, error);
-    assert_true(question.asked);
+    assert_true(question.was_called);
     assert_false(question.wrong);
-    assert_int_equal(question.busy, meanwhile == FAIL_TO_MAP || meanwhile == MAP_ANOTHER_DEVICES);
+    assert_int_equal(question.busy, act == fail_to_map || act == map_another_devices);
     return status;
 }
 
@@ -121,7 +123,7 @@ static void an_unmap_is_carried_out_at_the_end(void **state) {
     tms_error_t error;
     map_all(&program, TMS_BACKUP_PINNED);
     const uint64_t before = used();
-    ASSERT_OK(pause_meanwhile(&program, UNMAP, &report, &error), error);
+    ASSERT_OK(pause_with(&program, unmap_one, &report, &error), error);
     assert_int_equal(used(), before - PIECES * PIECE_BYTES);
     ASSERT_OK(resume_with_report(f, ALL_TAGS, &report, &error), error);
     assert_int_equal(report.bytes, (PIECES - 1) * PIECE_BYTES);
@@ -129,13 +131,13 @@ static void an_unmap_is_carried_out_at_the_end(void **state) {
     end(&program);
 }
 
-static void memory_is_taken_over(program_t *program, meanwhile_t meanwhile) {
+static void memory_is_taken_over(program_t *program, void (*act)(question_t *question)) {
     fixture_t *f = program->fixture;
     tms_report_t report;
     tms_error_t error;
     map_all(program, TMS_BACKUP_PINNED);
     const uint64_t before = used();
-    ASSERT_OK(pause_meanwhile(program, meanwhile, &report, &error), error);
+    ASSERT_OK(pause_with(program, act, &report, &error), error);
     assert_int_equal(report.bytes, (PIECES - 1) * PIECE_BYTES);
     assert_int_equal(used(), before - (PIECES - 1) * PIECE_BYTES);
     assert_filled(place(program, 1), PIECE_BYTES, 7);
@@ -151,17 +153,17 @@ static void memory_is_taken_over(program_t *program, meanwhile_t meanwhile) {
 
 static void a_map_takes_the_memory_over(void **state) {
     program_t program = reserve(*state);
-    memory_is_taken_over(&program, UNMAP_AND_MAP);
+    memory_is_taken_over(&program, map_again);
 }
 
 static void a_map_takes_the_memory_over_twice(void **state) {
     program_t program = reserve(*state);
-    memory_is_taken_over(&program, MAP_TWICE);
+    memory_is_taken_over(&program, map_twice);
 }
 
 static void handles_are_known_during_a_pause(void **state) {
     program_t program = reserve(*state);
-    memory_is_taken_over(&program, LOOK_AT_HANDLES);
+    memory_is_taken_over(&program, query_handles);
 }
 
 static void a_failed_pause_leaves_what_was_taken_over(void **state) {
@@ -172,7 +174,7 @@ static void a_failed_pause_leaves_what_was_taken_over(void **state) {
     map_all(&program, TMS_BACKUP_PINNED);
     const uint64_t before = used();
     simulator()->fail_after("cuMemcpyDtoHAsync", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_not_equal(pause_meanwhile(&program, UNMAP_AND_MAP, &report, &error), TMS_OK);
+    assert_int_not_equal(pause_with(&program, map_again, &report, &error), TMS_OK);
     assert_int_equal(simulator()->failures_fired(), 1);
     assert_int_equal(used(), before);
     assert_filled(place(&program, 0), PIECE_BYTES, 1);
@@ -186,7 +188,7 @@ static void memory_that_was_taken_over_is_unmapped_again(void **state) {
     tms_report_t report;
     tms_error_t error;
     map_all(&program, TMS_BACKUP_PINNED);
-    ASSERT_OK(pause_meanwhile(&program, MAP_AND_UNMAP, &report, &error), error);
+    ASSERT_OK(pause_with(&program, map_and_unmap_one, &report, &error), error);
     assert_int_equal(report.bytes, (PIECES - 1) * PIECE_BYTES);
     assert_int_equal(used(), 0);
     ASSERT_OK(resume_all(f, &error), error);
@@ -211,7 +213,7 @@ static void what_was_taken_over_belongs_to_the_new_handle(void **state) {
         fill(place(&program, 3), PIECE_BYTES, 4);
         const uint64_t before = used();
         if (fails) simulator()->fail_after("cuMemcpyDtoHAsync", 0, 1, CUDA_ERROR_UNKNOWN);
-        tms_status_t status = pause_meanwhile(&program, MAP_WEIGHTS, &report, &error);
+        tms_status_t status = pause_with(&program, map_weights, &report, &error);
         assert_int_equal(status == TMS_OK, !fails);
         const tms_segment_info_t row = row_of(&program, 1);
         assert_string_equal(row.tag, "weights");
@@ -239,7 +241,7 @@ static void memory_of_another_device_is_not_taken_over(void **state) {
     tms_error_t error;
     tms_sim_usage_t usage;
     map_all(&program, TMS_BACKUP_PINNED);
-    ASSERT_OK(pause_meanwhile(&program, MAP_ANOTHER_DEVICES, &report, &error), error);
+    ASSERT_OK(pause_with(&program, map_another_devices, &report, &error), error);
     map_handle(&program, 1, program.handles[1]); /* now that the orphan is gone */
     assert_int_equal(used(), 0);
     simulator()->usage(1, &usage);
@@ -293,13 +295,13 @@ static void memory_that_a_pause_releases_is_not_taken_over(void **state) {
     end(&program);
 }
 
-static void a_segment_grows_meanwhile(void **state) {
+static void a_segment_grows_during_a_pause(void **state) {
     fixture_t *f = *state;
     program_t program = reserve(f);
     tms_report_t report;
     tms_error_t error;
     for (int piece = 0; piece < PIECES - 1; piece++) map(&program, piece, TMS_BACKUP_PINNED);
-    ASSERT_OK(pause_meanwhile(&program, GROW, &report, &error), error);
+    ASSERT_OK(pause_with(&program, grow, &report, &error), error);
     assert_int_equal(report.bytes, (PIECES - 1) * PIECE_BYTES);
     assert_filled(place(&program, 3), PIECE_BYTES, 8);
     ASSERT_OK(resume_all(f, &error), error);
@@ -314,7 +316,7 @@ static void a_map_that_fails_beside_an_orphan_is_tried_again(void **state) {
     tms_report_t report;
     tms_error_t error;
     for (int piece = 0; piece < PIECES - 1; piece++) map(&program, piece, TMS_BACKUP_PINNED);
-    ASSERT_OK(pause_meanwhile(&program, FAIL_TO_MAP, &report, &error), error);
+    ASSERT_OK(pause_with(&program, fail_to_map, &report, &error), error);
     map_handle(&program, 3, program.handles[3]);
     fill(place(&program, 3), PIECE_BYTES, 6);
     assert_filled(place(&program, 3), PIECE_BYTES, 6);
@@ -329,7 +331,7 @@ static void addresses_are_freed_at_the_end(void **state) {
     tms_error_t error;
     tms_sim_usage_t usage;
     map_all(&program, TMS_BACKUP_PINNED);
-    ASSERT_OK(pause_meanwhile(&program, FREE_ADDRESSES, &report, &error), error);
+    ASSERT_OK(pause_with(&program, free_all_addresses, &report, &error), error);
     simulator()->usage(0, &usage);
     assert_int_equal(usage.physical_bytes, 0);
     assert_nothing_waits(&f->saver);
@@ -449,7 +451,7 @@ int main(void) {
         TEST(what_was_taken_over_belongs_to_the_new_handle),
         cmocka_unit_test_setup_teardown(memory_of_another_device_is_not_taken_over, setup_two_devices, teardown),
         TEST(memory_that_a_pause_releases_is_not_taken_over),
-        TEST(a_segment_grows_meanwhile),
+        TEST(a_segment_grows_during_a_pause),
         TEST(a_map_that_fails_beside_an_orphan_is_tried_again),
         TEST(addresses_are_freed_at_the_end),
         TEST(a_map_is_busy_while_a_resume_fills_the_memory),

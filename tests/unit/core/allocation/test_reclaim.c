@@ -165,7 +165,7 @@ static void a_damaged_segment_is_repaired_without_the_lock_and_may_be_freed_mean
         writable(f)->cuMemUnmap = watched.unmap;
         assert_int_equal(watched.calls, 1);
         assert_int_equal(physical_bytes(0), 0);
-        assert_int_equal(tms_saver_owns(&f->saver, address), !freeing);
+        assert_int_equal(is_managed(f, address), !freeing);
         assert_nothing_waits(&f->saver);
         if (freeing) continue;
         assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);

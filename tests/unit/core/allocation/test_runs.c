@@ -339,7 +339,7 @@ static void free_all_but_leave_slack(fixture_t *f, const uint64_t *at) {
     tms_error_t error;
     simulator()->fail_after("cuCtxSynchronize", 0, NEIGHBOURS, CUDA_ERROR_UNKNOWN);
     for (int i = 0; i < NEIGHBOURS; i++) free_at(f, at[i]);
-    ASSERT_OK(tms_peers_refresh(&f->saver, &error), error); /* a look at no segment */
+    ASSERT_OK(tms_peers_refresh(&f->saver, &error), error); /* a scan of no segment */
     simulator()->fail_after("cuCtxSynchronize", 1, NEIGHBOURS - 1, CUDA_ERROR_UNKNOWN);
     tms_reclaim_all(&f->saver);
     assert_int_equal(slack_bytes(f), NEIGHBOUR_BYTES);
@@ -363,17 +363,17 @@ static CUresult reach_nothing(int *can, CUdevice device, CUdevice peer) {
     return CUDA_SUCCESS;
 }
 
-static void slack_needs_no_look_for_a_device_that_cannot_reach_it(void **state) {
+static void slack_needs_no_scan_for_a_device_that_cannot_reach_it(void **state) {
     fixture_t *f = *state;
     uint64_t at[NEIGHBOURS];
     writable(f)->cuDeviceCanAccessPeer = reach_nothing;
     make_run(f, "a", TMS_BACKUP_NONE, at);
     use_device_1(f);
-    uint64_t other = allocate(f, "b", TMS_BACKUP_NONE, NEIGHBOUR_BYTES); /* the look */
+    uint64_t other = allocate(f, "b", TMS_BACKUP_NONE, NEIGHBOUR_BYTES); /* the scan */
     free_at(f, at[1]);
-    const uint64_t looks = f->saver.marks;
+    const uint64_t scans = f->saver.marks;
     assert_int_equal(allocate(f, "a", TMS_BACKUP_NONE, NEIGHBOUR_BYTES), at[1]);
-    assert_int_equal(f->saver.marks, looks);
+    assert_int_equal(f->saver.marks, scans);
     assert_int_equal(run_at(f, at[1])->accessible, 1);
     free_at(f, other);
 }
@@ -433,7 +433,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_description_is_of_a_run, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(slack_gets_the_access_of_an_allocation_of_its_own, setup_two_devices, teardown),
         cmocka_unit_test_setup_teardown(slack_of_a_run_that_a_look_did_not_find_gets_access, setup_two_devices, teardown),
-        cmocka_unit_test_setup_teardown(slack_needs_no_look_for_a_device_that_cannot_reach_it, setup_two_devices, teardown),
+        cmocka_unit_test_setup_teardown(slack_needs_no_scan_for_a_device_that_cannot_reach_it, setup_two_devices, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -98,7 +98,7 @@ static void a_damaged_object_reaches_no_piece(void **state) {
 }
 
 /* Also if another process holds the damaged one, which keeps it. */
-static void a_damaged_object_is_written_anew(void **state) {
+static void a_damaged_object_is_written_again(void **state) {
     fixture_t *f = *state;
     static tms_shared_folder_t other;
     static const tms_error_context_t nowhere = {.operation = "test", .device = TMS_NO_DEVICE};
@@ -114,7 +114,7 @@ static void a_damaged_object_is_written_anew(void **state) {
     ASSERT_OK(tms_shared_entry_try(&other, &name, BYTES, false, &attempt, &nowhere, &error), error);
     flip(name.text);
     assert_int_equal(adopt(f, &piece, 1, name.text, &missing, &error), TMS_BACKUP_IO);
-    assert_non_null(strstr(error.message, "The next pause or publication writes it anew."));
+    assert_non_null(strstr(error.message, "The next pause or publication writes it again."));
     assert_objects(0);
     publish_one(f, "name", address, BYTES);
     restart(f);
@@ -263,7 +263,7 @@ int main(void) {
         TEST(a_pause_that_does_not_use_the_store_leaves_the_links),
         TEST(a_missing_object_is_a_miss),
         TEST(a_damaged_object_reaches_no_piece),
-        TEST(a_damaged_object_is_written_anew),
+        TEST(a_damaged_object_is_written_again),
         TEST(an_object_of_another_size_is_damaged),
         TEST(without_the_kernel_nothing_is_adopted),
         TEST(little_device_memory_is_enough),

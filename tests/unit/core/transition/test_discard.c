@@ -1,4 +1,4 @@
-/* Guards pause(backup="discard") of memory that is paused already: it gives its backup up, wherever that is and whatever has
+/* Guards pause(backup="discard") of memory that is paused already: it discards the backup, wherever that is and whatever has
  * become of it, and nothing else changes. */
 #include "support.h"
 
@@ -40,7 +40,7 @@ static void assert_no_backups(fixture_t *f) {
 }
 
 /* The pause has moved nothing: the memory comes back without contents. */
-static void assert_given_up(fixture_t *f, uint64_t address) {
+static void assert_discarded(fixture_t *f, uint64_t address) {
     tms_error_t error;
     tms_report_t report;
     tms_segment_info_t info;
@@ -52,7 +52,7 @@ static void assert_given_up(fixture_t *f, uint64_t address) {
     assert_int_equal(info.contents, TMS_CONTENTS_UNDEFINED);
 }
 
-static void every_kind_of_backup_is_given_up(void **state) {
+static void every_kind_of_backup_is_discarded(void **state) {
     fixture_t *f = *state;
     static const tms_backup_kind_t kinds[] = {TMS_BACKUP_PINNED, TMS_BACKUP_MMAP, TMS_BACKUP_DISK};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
@@ -64,7 +64,7 @@ static void every_kind_of_backup_is_given_up(void **state) {
         assert_int_equal(report.allocations + report.bytes + report.copied_bytes, 0);
         assert_int_equal(simulator()->calls("cuCtxSynchronize") + simulator()->calls("cuMemUnmap"), 0);
         assert_no_backups(f);
-        assert_given_up(f, address);
+        assert_discarded(f, address);
         /* The next pause keeps contents again. */
         fill(address, BYTES, 2);
         ASSERT_OK(pause_tag(f, "a", &error), error);
@@ -75,7 +75,7 @@ static void every_kind_of_backup_is_given_up(void **state) {
 }
 
 /* A file that was deleted, and one that was changed: a resume fails again and again, and says what to do. */
-static void a_lost_file_is_given_up(void **state) {
+static void a_lost_file_is_discarded(void **state) {
     fixture_t *f = *state;
     for (int deleted = 0; deleted < 2; deleted++) {
         tms_error_t error;
@@ -91,7 +91,7 @@ static void a_lost_file_is_given_up(void **state) {
         }
         ASSERT_OK(discard(f, "a", &error), error);
         assert_no_backups(f);
-        assert_given_up(f, address);
+        assert_discarded(f, address);
         ASSERT_OK(tms_free_address(&f->saver, address, &error), error);
     }
 }
@@ -119,7 +119,7 @@ static void other_tags_keep_theirs(void **state) {
 }
 
 /* Other pauses of paused memory leave it alone. */
-static void only_a_discard_gives_up(void **state) {
+static void other_pauses_discard_nothing(void **state) {
     fixture_t *f = *state;
     static const tms_selection_t others[] = {
         {.has_backup = 0}, {.has_backup = 1, .backup = TMS_BACKUP_PINNED}, {.has_backup = 1, .backup = TMS_BACKUP_DISK}};
@@ -140,11 +140,11 @@ static void the_report_counts_what_was_resident(void **state) {
     assert_int_equal(report.allocations, 1);
     assert_int_equal(report.bytes, 2 * BYTES);
     assert_int_equal(state_of(f, resident), TMS_SEGMENT_PAUSED);
-    assert_given_up(f, paused);
+    assert_discarded(f, paused);
 }
 
 /* A copy that a program still looks at stays valid for it. */
-static void a_retained_copy_is_given_up(void **state) {
+static void a_retained_copy_is_discarded(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_host_buffer_t *buffer = NULL;
@@ -161,7 +161,7 @@ static void a_retained_copy_is_given_up(void **state) {
     ASSERT_OK(tms_inspect_host_backup(&f->saver, address, BYTES, &buffer, &host, &error), error);
     assert_null(host);
     assert_no_backups(f);
-    assert_given_up(f, address);
+    assert_discarded(f, address);
 }
 
 static int32_t preserve_first_mebibyte(void *context, tms_live_t *live) {
@@ -172,7 +172,7 @@ static int32_t preserve_first_mebibyte(void *context, tms_live_t *live) {
     return 0;
 }
 
-static void preserved_blocks_are_given_up(void **state) {
+static void preserved_blocks_are_discarded(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, BYTES);
@@ -180,10 +180,10 @@ static void preserved_blocks_are_given_up(void **state) {
     ASSERT_OK(pause_selected(f, &preserving, &error), error);
     ASSERT_OK(discard(f, ALL_TAGS, &error), error);
     assert_no_backups(f);
-    assert_given_up(f, address);
+    assert_discarded(f, address);
 }
 
-/* A pause that fails has given nothing up. */
+/* A pause that fails has discarded nothing. */
 static void a_failed_pause_gives_nothing_up(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -217,17 +217,17 @@ static void damaged_memory_gives_its_contents_up(void **state) {
     ASSERT_OK(discard(f, ALL_TAGS, &error), error);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_DAMAGED);
     ASSERT_OK(pause_all(f, &error), error); /* repairs it */
-    assert_given_up(f, address);
+    assert_discarded(f, address);
 }
 
 #define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        ONE(every_kind_of_backup_is_given_up),  ONE(a_lost_file_is_given_up),
+        ONE(every_kind_of_backup_is_discarded), ONE(a_lost_file_is_discarded),
         ONE(the_memory_may_be_zeroed_or_freed), ONE(other_tags_keep_theirs),
-        ONE(only_a_discard_gives_up),           ONE(the_report_counts_what_was_resident),
-        ONE(a_retained_copy_is_given_up),       ONE(preserved_blocks_are_given_up),
+        ONE(other_pauses_discard_nothing),      ONE(the_report_counts_what_was_resident),
+        ONE(a_retained_copy_is_discarded),      ONE(preserved_blocks_are_discarded),
         ONE(a_failed_pause_gives_nothing_up),   ONE(damaged_memory_gives_its_contents_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -206,7 +206,7 @@ static void the_page_lives_as_long_as_something_is_guarded(void **state) {
     assert_guard_bytes(c, 2 * MIB);
     assert_int_equal(tms_free_address(&f->saver, c, &error), TMS_OK);
     assert_int_equal(physical_bytes(0), 2 * MIB);
-    assert_null(f->saver.guard.of[0].page);
+    assert_null(f->saver.guard.by_device[0].page);
     ASSERT_OK(pause_all(f, &error), error); /* a new one */
     assert_guard_bytes(b, 2 * MIB);
     ASSERT_OK(resume_all(f, &error), error);

@@ -87,7 +87,7 @@ static void a_free_from_a_callback_is_finished_at_the_end(void **state) {
         tms_selection_t selection = asking(&asker);
         assert_int_equal(pause_selected(f, &selection, &error), stop ? TMS_INTERRUPTED : TMS_OK);
         assert_int_equal(asker.results[0], TMS_OK);
-        assert_false(tms_saver_owns(&f->saver, freed));
+        assert_false(is_managed(f, freed));
         /* A cancelled call does not wait for the device; the next call frees the memory. */
         assert_int_equal(physical_bytes(0), stop ? 4 * MIB : 0);
         asker.stop = false;

@@ -208,7 +208,7 @@ static void a_pause_in_flight_blocks_no_other_thread(void **state) {
 
     simulator()->open_gate(1);
     join_pause(&held);
-    assert_false(tms_saver_owns(&f->saver, freed));
+    assert_false(is_managed(f, freed));
     assert_int_equal(state_of(f, kept), TMS_SEGMENT_PAUSED);
     assert_int_equal(state_of(f, other), TMS_SEGMENT_ACTIVE);
     assert_int_equal(physical_bytes(0), 2 * MIB);

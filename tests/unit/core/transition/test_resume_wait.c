@@ -97,7 +97,7 @@ static void memory_freed_meanwhile_is_no_longer_needed(void **state) {
     ASSERT_OK(resume_selected_with_report(f, &selection, &report, &error), error);
     assert_int_equal(report.allocations, 1);
     assert_filled(a, 40 * MIB, 1);
-    assert_false(tms_saver_owns(&f->saver, b));
+    assert_false(is_managed(f, b));
     assert_int_equal(simulator()->take_memory(0, -(int64_t)(TAKEN * MIB)), 0);
 }
 

@@ -208,7 +208,7 @@ static void without_the_kernel_everything_is_private(void **state) {
 
 /* ---- damage ---- */
 
-/* The paused memory keeps the object, and whoever pauses equal contents afterwards writes it anew. */
+/* The paused memory keeps the object, and whoever pauses equal contents afterwards writes it again. */
 static void a_damaged_object_fails_the_resume(void **state) {
     fixture_t *f = *state;
     const bool registered[] = {true, false};
@@ -227,7 +227,7 @@ static void a_damaged_object_fails_the_resume(void **state) {
         for (size_t attempt = 0; attempt < 2; attempt++) {
             assert_int_equal(resume_all(f, &error), TMS_BACKUP_IO);
             assert_non_null(strstr(error.message, name.text));
-            assert_non_null(strstr(error.message, "The next pause or publication writes it anew."));
+            assert_non_null(strstr(error.message, "The next pause or publication writes it again."));
             assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
             assert_int_equal(physical_bytes(0), 0);
             assert_objects(0);

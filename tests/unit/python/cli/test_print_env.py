@@ -58,7 +58,7 @@ def test_ray_takes_the_object(tmp_path: Path) -> None:
     assert all(isinstance(value, str) for value in environment_of_ray["env_vars"].values())
 
 
-def test_it_is_what_run_gives(tmp_path: Path, command: Program) -> None:
+def test_printed_variables_are_those_that_run_sets(tmp_path: Path, command: Program) -> None:
     options = ["--manage", "--record", "events,history", "--directory", str(tmp_path / "here")]
     given = command("run", *options, "--", "env", "-0").stdout
     result = dict(entry.split("=", 1) for entry in given.split("\0") if entry)
@@ -79,7 +79,7 @@ def test_nothing_to_print_is_an_error(command: Program) -> None:
     assert "invalid choice" in command("run", "--preload", "--print-env", "yaml", status=2).stderr
 
 
-def test_it_runs_nothing(command: Program) -> None:
+def test_print_env_runs_nothing(command: Program) -> None:
     done = command("run", "--preload", "--print-env", "--", "echo", "ran", status=2)
     assert "--print-env runs nothing: leave the command out" in done.stderr
     assert done.stdout == ""

@@ -129,7 +129,7 @@ def test_a_path_that_pythonpath_cannot_hold(
 # The program takes this process's place.
 
 
-def test_it_is_the_same_process_with_the_same_files() -> None:
+def test_the_program_is_the_same_process_with_the_same_files() -> None:
     started = subprocess.Popen(
         [sys.executable, "-m", "torch_memory_saver", "run", "--preload", "--", "sh", "-c", "echo $$; exec cat"],
         env=environment(False),

@@ -55,15 +55,15 @@ def assert_untouched(simulator: Any, address: int) -> None:
 def test_live_bytes_alone_are_copied(simulator: Any, backup: int) -> None:
     first, second = sorted(allocate(simulator, backup=backup) for _ in range(2))
     ranges = [(first, first + 512), (first + MIB, first + 2 * MIB + 1024), (second + SIZE - 512, second + SIZE)]
-    asked: list[Any] = []
+    calls: list[Any] = []
 
     def find_live() -> tuple[bytes, bytes]:
-        asked.append((threading.get_ident(), _core.in_transition(), [row.state for row in _core.segments()]))
+        calls.append((threading.get_ident(), _core.in_transition(), [row.state for row in _core.segments()]))
         return numbers(first, second), numbers(*(end for pair in ranges for end in pair))
 
     live = sum(end - begin for begin, end in ranges)
     report = _core.pause(None, None, False, None, find_live)
-    assert asked == [(threading.get_ident(), True, [_core.STATE_PAUSING] * 2)]
+    assert calls == [(threading.get_ident(), True, [_core.STATE_PAUSING] * 2)]
     assert amounts(report) == (2, 2 * SIZE, live)
     assert sum(row.backup_bytes for row in _core.segments()) == live
     assert _core.host_backup(first, SIZE) is None, "it was not copied as a whole"

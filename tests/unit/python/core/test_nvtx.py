@@ -66,7 +66,7 @@ class Ranges:
     """The record of one process: for each thread, its ranges from the outermost on, as they end."""
 
     def __init__(self, path: Path) -> None:
-        self.told: list[str] = []
+        self.records: list[str] = []
         self.ranges: list[tuple[str, ...]] = []
         self.threads: dict[str, set[str]] = defaultdict(set)
         self.bytes: dict[tuple[str, ...], int] = defaultdict(int)
@@ -83,12 +83,12 @@ class Ranges:
                 self.threads[opened[thread][0]].add(thread)
                 opened[thread].pop()
             else:
-                self.told.append(" ".join((what, *rest)))
+                self.records.append(" ".join((what, *rest)))
         assert [stack for stack in opened.values() if stack] == [], "all ranges have ended"
 
 
 def run(recorder: Path, folder: Path, *, preloaded: bool, **variables: str) -> tuple[Ranges, int]:
-    """Runs the program. Returns what its process told, and the child's number."""
+    """Runs the program. Returns what its process has recorded, and the child's number."""
     variables = {"NVTX_INJECTION64_PATH": str(recorder), "NVTX_RECORD": str(folder / "record")} | variables
     started = subprocess.Popen(
         [sys.executable, str(PROGRAM)],
@@ -121,10 +121,10 @@ def test_a_tool_sees_every_call(recorder: Path, tmp_path: Path, preloaded: bool)
     (main,), (other,) = seen.threads["pause kv"], seen.threads["pause kv, other"]
     assert main != other
     assert len(seen.threads["resume"]) == 2, "one of them went on in the background"
-    moved = [told.split()[2:] for told in seen.told if told.startswith("mark")]
+    moved = [record.split()[2:] for record in seen.records if record.startswith("mark")]
     assert moved == [[str(6 * MIB), "moved"]] * 5 + [["-", "failed:", "OUT_OF_DEVICE_MEMORY"], [str(6 * MIB), "moved"]]
-    assert [told for told in seen.told if told.startswith("domain")] == ["domain torch_memory_saver"]
-    assert not (tmp_path / f"record.{child}").exists(), "the child has told nothing"
+    assert [record for record in seen.records if record.startswith("domain")] == ["domain torch_memory_saver"]
+    assert not (tmp_path / f"record.{child}").exists(), "the child has recorded nothing"
 
 
 @pytest.mark.usefixtures("recorder")

@@ -1,4 +1,4 @@
-"""Guards on_pause and on_resume: the order of callbacks, which of them a call concerns, what they are told, and how they are
+"""Guards on_pause and on_resume: the order of callbacks, which of them a call concerns, what they receive, and how they are
 registered and removed."""
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def test_before_in_order_after_in_reverse(hooks: Recorder) -> None:
         hooks.on_resume(f"{name}r")
     report = hooks.saver.pause(hooks.tag("a"))
     assert hooks.take_events() == ["one before", "two before", "two after", "one after"]
-    assert hooks.told["one", "after"].report == report
+    assert hooks.received["one", "after"].report == report
     report = hooks.saver.resume(hooks.tag("a"))
     assert hooks.take_events() == ["oner before", "twor before", "twor after", "oner after"]
-    assert hooks.told["oner", "after"].report == report
+    assert hooks.received["oner", "after"].report == report
 
 
 def test_single_callbacks_keep_their_places(hooks: Recorder) -> None:
@@ -62,16 +62,16 @@ def test_the_memory_is_there_before_and_gone_after(hooks: Recorder) -> None:
     assert seen == {"pause before": active, "pause after": paused, "resume before": paused, "resume after": active}
 
 
-def test_what_a_callback_is_told(hooks: Recorder) -> None:
+def test_what_a_callback_receives(hooks: Recorder) -> None:
     hooks.allocate("w", "w", "kv", "other")
     hooks.allocate("w", device=1)
     hooks.on_pause("both", [hooks.tag("w"), hooks.tag("kv")])
     hooks.on_pause("kv", hooks.tag("kv"))
     hooks.saver.pause([hooks.tag("w"), hooks.tag("kv")])
     tags = (hooks.tag("kv"), hooks.tag("w"))
-    assert hooks.told["both", "before"] == HookCall("pause", tags, (0, 1), 4, 4 * SIZE)
-    assert hooks.told["kv", "before"] == HookCall("pause", (hooks.tag("kv"),), (0,), 1, SIZE)
-    assert hooks.told["kv", "after"].report.allocations == 4
+    assert hooks.received["both", "before"] == HookCall("pause", tags, (0, 1), 4, 4 * SIZE)
+    assert hooks.received["kv", "before"] == HookCall("pause", (hooks.tag("kv"),), (0,), 1, SIZE)
+    assert hooks.received["kv", "after"].report.allocations == 4
 
 
 def test_only_hooks_whose_tags_the_call_selects(hooks: Recorder) -> None:
@@ -82,10 +82,10 @@ def test_only_hooks_whose_tags_the_call_selects(hooks: Recorder) -> None:
     hooks.on_pause("none", hooks.tag("c"))
     hooks.saver.pause(hooks.tag("a/w"))
     assert hooks.take_events() == ["every before", "a before", "a after", "every after"]
-    assert hooks.told["every", "before"].tags == (hooks.tag("a/w"),)
+    assert hooks.received["every", "before"].tags == (hooks.tag("a/w"),)
     hooks.saver.pause(hooks.tag("*/w"))
     assert hooks.take_events() == ["every before", "b before", "b after", "every after"]
-    assert hooks.told["every", "before"].tags == (hooks.tag("b/w"),)
+    assert hooks.received["every", "before"].tags == (hooks.tag("b/w"),)
 
 
 def test_a_pattern_matches_tags_that_appear_later(hooks: Recorder) -> None:

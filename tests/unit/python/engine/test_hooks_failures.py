@@ -65,7 +65,7 @@ def test_a_before_callback_raises(hooks: Recorder, operation: Callable[[], Any],
     ran = NAMES[: NAMES.index(failing)]
     expected = [f"{name} before" for name in (*ran, failing)] + [f"{name} cancelled" for name in reversed(ran)]
     assert hooks.take_events() == expected
-    assert all(hooks.told[name, "cancelled"] is raised for name in ran)
+    assert all(hooks.received[name, "cancelled"] is raised for name in ran)
     hooks.raises.clear()
     operation()
     assert hooks.states() != before
@@ -152,13 +152,13 @@ def test_a_cancelled_callback_is_interrupted(hooks: Recorder, operation: Callabl
 
 def test_the_single_form_has_its_own_cancelled(hooks: Recorder) -> None:
     hooks.allocate("a")
-    told: list[BaseException] = []
-    hooks.keep(hooks.saver.on_pause(None, "before", lambda call: None, cancelled=told.append))
+    received: list[BaseException] = []
+    hooks.keep(hooks.saver.on_pause(None, "before", lambda call: None, cancelled=received.append))
     hooks.on_pause("two")
     raised = hooks.raises["two", "before"] = KeyError("no")
     with pytest.raises(KeyError):
         hooks.saver.pause()
-    assert told == [raised]
+    assert received == [raised]
 
 
 # -- the operation -------------------------------------------------------------------------------------------------------
@@ -192,9 +192,9 @@ def check_pairs(hooks: Recorder, error: BaseException | None, changed: bool) -> 
     last = "after" if changed else "cancelled"
     assert events == [f"{name} before" for name in NAMES] + [f"{name} {last}" for name in reversed(NAMES)]
     if changed:
-        told = hooks.told["one", "after"]
-        assert told.error is error
-        assert (told.report is None) == (error is not None)
+        received = hooks.received["one", "after"]
+        assert received.error is error
+        assert (received.report is None) == (error is not None)
 
 
 @pytest.mark.parametrize("backup", [_core.BACKUP_NONE, _core.BACKUP_PINNED])
@@ -243,7 +243,7 @@ def test_memory_that_is_damaged_has_been_paused(hooks: Recorder, simulator: Any)
         hooks.saver.pause()
     assert hooks.states() == DAMAGED
     assert hooks.take_events() == ["p before", "p after"]
-    assert hooks.told["p", "after"].error is caught.value
+    assert hooks.received["p", "after"].error is caught.value
     with pytest.raises(DriverError):
         hooks.saver.resume()
     assert hooks.take_events() == ["r before", "r cancelled"]
@@ -264,7 +264,7 @@ def test_a_resume_that_leaves_a_part_damaged(hooks: Recorder, simulator: Any) ->
     with pytest.raises(DriverError) as caught:
         hooks.saver.resume()
     assert hooks.take_events() == ["whole before", "damaged before", "damaged cancelled", "whole after"]
-    assert hooks.told["whole", "after"].error is hooks.told["damaged", "cancelled"] is caught.value
+    assert hooks.received["whole", "after"].error is hooks.received["damaged", "cancelled"] is caught.value
 
 
 def test_out_of_memory_cancels_and_the_call_can_be_repeated(hooks: Recorder, simulator: Any) -> None:
@@ -318,7 +318,7 @@ def test_progress_that_raises_when_the_pause_is_complete(hooks: Recorder) -> Non
         pause()
     assert hooks.states() == PAUSED
     assert hooks.take_events() == ["p before", "p after"]
-    assert hooks.told["p", "after"].error is raised
+    assert hooks.received["p", "after"].error is raised
 
 
 def test_an_interrupt_after_the_change_is_told_to_the_after_callback(
@@ -337,7 +337,7 @@ def test_an_interrupt_after_the_change_is_told_to_the_after_callback(
     assert caught.value is late
     assert hooks.states() == PAUSED
     assert hooks.take_events() == ["p before", "p after"]
-    assert hooks.told["p", "after"].error is late
+    assert hooks.received["p", "after"].error is late
 
 
 # -- preconditions -------------------------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ def test_a_visible_capture_calls_no_hook(hooks: Recorder, call: str) -> None:
 def test_a_capture_that_has_ended_unseen_does_not_prevent_hooks(
     hooks: Recorder, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch says that there is one, and the core, which is asked, that there is none."""
+    """PyTorch says that there is one, and the core says that there is none."""
     hooks.allocate("a")
     hooks.on_pause("p")
     monkeypatch.setattr(fake_torch, "is_capturing", lambda: True)

@@ -46,7 +46,7 @@ def test_after_callbacks_are_called_by_wait_and_once(hooks: Recorder, pending: A
     hooks.does["one", "after"] = lambda: threads.append(threading.get_ident())
     report = pool.submit(lambda: (begun.wait(), threads.append(threading.get_ident()))[0]).result(TIMEOUT_S)
     assert threads[0] == threads[1] != threading.get_ident()
-    assert begun.wait() == report == hooks.told["one", "after"].report
+    assert begun.wait() == report == hooks.received["one", "after"].report
     assert hooks.take_events() == ["two after", "one after"]
 
 
@@ -92,7 +92,7 @@ def test_a_pending_resume_fails(hooks: Recorder, pending: Any, simulator: Any) -
     with pytest.raises(OutOfMemoryError) as caught:
         begun.wait()
     assert hooks.take_events() == ["one before", "two before", "two cancelled", "one cancelled"]
-    assert hooks.told["one", "cancelled"] is caught.value
+    assert hooks.received["one", "cancelled"] is caught.value
     with pytest.raises(OutOfMemoryError):
         begun.wait()
     assert hooks.take_events() == []
@@ -143,7 +143,7 @@ def test_a_signal_just_after_a_resume_has_begun(hooks: Recorder, pending: Any, m
     assert hooks.take_events() == ["one before", "two before"]
     hooks.saver.pause()
     assert hooks.take_events() == ["two after", "one after"]
-    assert hooks.told["one", "after"].error is None
+    assert hooks.received["one", "after"].error is None
 
 
 def test_a_signal_while_the_callbacks_begin_leaves_no_thread_waiting() -> None:

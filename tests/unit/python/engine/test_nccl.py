@@ -70,7 +70,7 @@ def test_all_groups_in_the_order_of_their_creation(hooks: Recorder, torch: Any, 
     assert hook.what_stays() is None
 
 
-def test_it_follows_the_memory(hooks: Recorder, torch: Any, register: Any, log: list[str]) -> None:
+def test_a_communicator_follows_the_memory(hooks: Recorder, torch: Any, register: Any, log: list[str]) -> None:
     """Suspended when the memory has gone, and resumed when it is there again."""
     backend = Backend(log, "world")
     add(torch, Group("world", backend))

@@ -14,7 +14,7 @@ from torch_memory_saver.layer_graphs.plan import bubble_fraction, pipeline_order
 ORDERS = [pipeline_order(4, rank, 8, 2) for rank in range(4)]
 
 
-def test_it_needs_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_plot_needs_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -22,7 +22,7 @@ def test_it_needs_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         plot_schedule(tmp_path / "picture.svg", ORDERS)
 
 
-def test_it_shows_each_piece_of_work_where_it_is(tmp_path: Path) -> None:
+def test_a_plot_shows_each_piece_of_work_where_it_is(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     timeline = plot_schedule(tmp_path / "picture.svg", ORDERS)
     drawn = {name: rows for name, *rows in boxes((tmp_path / "picture.svg").read_text(encoding="utf-8"))}
@@ -49,7 +49,7 @@ def boxes(svg: str) -> list[tuple[str, float, float, float]]:
     return [(name, min(x for x, _ in at), max(x for x, _ in at), min(y for _, y in at)) for name, at in corners]
 
 
-def test_it_has_a_title_a_legend_and_numbers(tmp_path: Path) -> None:
+def test_a_plot_has_a_title_a_legend_and_numbers(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     plot_schedule(tmp_path / "picture.svg", ORDERS)
     texts = re.findall(r"<text[^>]*>([^<]+)</text>", (tmp_path / "picture.svg").read_text(encoding="utf-8"))
@@ -63,7 +63,7 @@ def test_it_has_a_title_a_legend_and_numbers(tmp_path: Path) -> None:
     assert {"Two ranks", "forward", "backward", "bubble"} <= set(texts)
 
 
-def test_it_is_the_same_every_time(tmp_path: Path) -> None:
+def test_a_plot_is_the_same_every_time(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     for name in ("first.svg", "second.svg"):
         plot_schedule(tmp_path / name, ORDERS)

@@ -46,7 +46,7 @@ def test_equal_facts_have_one_identity(files: list[Path], tmp_path: Path) -> Non
     assert identity_of(files, rank=0, quantisation=None) == first
 
 
-def test_it_has_a_word_for_each_fact(files: list[Path]) -> None:
+def test_an_identity_has_a_word_for_each_fact(files: list[Path]) -> None:
     sizes = {"sizes": [1, None, True], "text": "a b", "long": "x" * 65, "dtype": "bfloat16", "rank": 0}
     found = re.sub("@[0-9a-f]{16}( |$)", r"@HASH\1", identity_of(files, **sizes))
     assert found == (

@@ -20,10 +20,10 @@ class FakeNvml:
 
     def __init__(self) -> None:
         self.says: list[DeviceProcess] | str = "NVML: Driver Not Loaded"
-        self.asked: list[str] = []
+        self.queried: list[str] = []
 
     def processes(self, uuid: str) -> list[DeviceProcess]:
-        self.asked.append(uuid)
+        self.queried.append(uuid)
         if isinstance(self.says, str):
             raise NvmlHiddenError(self.says)
         return self.says

@@ -41,7 +41,7 @@ class Recorder:
         self.saver = saver
         self.space = f"hooks{next(_numbers)}"
         self.events: list[tuple[str, str]] = []
-        self.told: dict[tuple[str, str], Any] = {}
+        self.received: dict[tuple[str, str], Any] = {}
         self.raises: dict[tuple[str, str], BaseException] = {}
         self.does: dict[tuple[str, str], Callable[[], object]] = {}
         self.handles: list[HookHandle] = []
@@ -73,7 +73,7 @@ class Recorder:
     def called(self, name: str, callback: str, argument: Any) -> None:
         key = (name, callback)
         self.events.append(key)
-        self.told[key] = argument
+        self.received[key] = argument
         if key in self.does:
             self.does[key]()
         if key in self.raises:

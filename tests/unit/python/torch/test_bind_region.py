@@ -233,6 +233,6 @@ def test_only_callables_can_be_bound(saver: TorchMemorySaver, wrong: Any) -> Non
         saver.bind_region(wrong)
 
 
-def test_it_is_a_function_of_the_module() -> None:
+def test_bind_region_is_a_function_of_the_module() -> None:
     assert torch_memory_saver.bind_region(len) is len
     assert "bind_region" in torch_memory_saver.__all__

@@ -252,18 +252,18 @@ def test_a_pause_takes_a_running_call_out(
 
 def test_the_settings_of_the_core_end_too(saver: TorchMemorySaver, load: Any, pool: ThreadPoolExecutor) -> None:
     """They apply to what the preload library and other libraries allocate."""
-    asked, go_on = threading.Event(), threading.Event()
+    was_called, go_on = threading.Event(), threading.Event()
 
     def look() -> tuple[_core.RegionSettings, _core.RegionSettings]:
         load()
         before = _core.region_current()
-        asked.set()
+        was_called.set()
         assert go_on.wait(PATIENCE_S)
         return before, _core.region_current()
 
     with saver.region("a"):
         future = pool.submit(look)
-    assert asked.wait(PATIENCE_S)
+    assert was_called.wait(PATIENCE_S)
     saver.pause("a")
     go_on.set()
     before, after = future.result()
@@ -455,7 +455,7 @@ def test_idle_memory_is_returned_once_before_the_first_call(
 # The replacement.
 
 
-def test_it_is_made_at_the_first_region(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+def test_the_replacement_is_made_at_the_first_region(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     assert ThreadPoolExecutor.submit is ORIGINAL
     with saver.region("a"):
         pass

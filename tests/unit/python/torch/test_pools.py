@@ -53,12 +53,12 @@ def test_free_memory_of_unused_devices_is_not_queried(
     saver: TorchMemorySaver, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_torch.devices = 2
-    asked: list[int] = []
+    queried: list[int] = []
     device_memory = _core.device_memory
-    monkeypatch.setattr(_core, "device_memory", lambda device: (asked.append(device), device_memory(device))[1])
+    monkeypatch.setattr(_core, "device_memory", lambda device: (queried.append(device), device_memory(device))[1])
     with saver.region("a"):
         pass
-    assert asked == [0], "asking makes a context"
+    assert queried == [0], "asking makes a context"
 
 
 def test_a_failed_entry_on_the_second_device_restores_everything(

@@ -183,7 +183,7 @@ def test_loading_it_again_changes_nothing(caplog: pytest.LogCaptureFixture) -> N
     assert not caplog.records
 
 
-def test_it_loads_in_a_process_whose_modules_have_odd_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plugin_loads_in_a_process_whose_modules_have_odd_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "no_module", None)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "an_object", object())  # type: ignore[arg-type]
     plugin = load_plugin()

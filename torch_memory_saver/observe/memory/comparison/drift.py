@@ -2,10 +2,10 @@
 
 PyTorch's page memory_viz draws the live blocks of a device as layers, each on top of those that were allocated before it.
 The *position* of a block is the bytes below it. The address of a block never moves. Its position rises if memory that was
-allocated before it grows, which is only possible if the block itself is freed and allocated anew.
+allocated before it grows, which is only possible if the block itself is freed and allocated again.
 
 Blocks are matched by call stack, size and order of allocation: the third block of 512 MiB from a stack is compared with the
-third of the next moment. Blocks rise if the program allocates them anew (an optimizer's state that is loaded for each step,
+third of the next moment. Blocks rise if the program allocates them again (an optimizer's state that is loaded for each step,
 say) while memory that it allocated before stays. So drift shows a leak where the leak itself is small beside them.
 
 The order comes from the recorded history. The history is bounded, so the event of an old block may be gone: such a block is

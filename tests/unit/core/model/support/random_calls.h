@@ -25,7 +25,7 @@ static void act(fixture_t *f, uint32_t *random, uint64_t *addresses) {
         ASSERT_OK(resume_tag(f, tag, &error), error);
     } else if (what == 2) {
         const tms_selection_t selection = {.tags = tag ? &tag : NULL, .tag_count = tag != NULL, .has_backup = 1};
-        ASSERT_OK(pause_selected(f, &selection, &error), error); /* gives up the backups of what is paused */
+        ASSERT_OK(pause_selected(f, &selection, &error), error); /* discards the backups of what is paused */
     } else if (addresses[slot]) {
         ASSERT_OK(tms_free_address(&f->saver, addresses[slot], &error), error);
         addresses[slot] = 0;

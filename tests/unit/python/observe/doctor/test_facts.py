@@ -14,7 +14,7 @@ from torch_memory_saver.observe._doctor import check, driver_probe
 
 
 @pytest.fixture(autouse=True)
-def asked_anew() -> Iterator[None]:
+def queried_again() -> Iterator[None]:
     """What other tests have asked, and what these ask, is forgotten."""
     for ask in (check.driver_facts, check.torch_facts):
         ask.cache_clear()

@@ -38,7 +38,7 @@ def test_every_source_tells(saver: TorchMemorySaver, fake_torch: FakeTorch, nvml
     assert (managed.allocations, torch.allocations) == (2, 2)
     assert "without the preload library" in library.note
     assert processes.parts == (LedgerPart("pid 1", 20 * MIB), LedgerPart("pid 2", 21 * MIB))
-    assert nvml.asked == ["GPU-0"]
+    assert nvml.queried == ["GPU-0"]
     assert (ledger.total_bytes, ledger.free_bytes) == (1024 * MIB, 924 * MIB)
     assert ledger.largest == processes
 
@@ -188,7 +188,7 @@ def test_devices(saver: TorchMemorySaver, fake_torch: FakeTorch, nvml: FakeNvml,
     assert str(saver.ledger()) == "no device is in use by this process"
 
 
-def test_it_is_json_and_a_table(
+def test_a_ledger_is_json_and_a_table(
     saver: TorchMemorySaver, fake_torch: FakeTorch, nvml: FakeNvml, memory: dict[int, int]
 ) -> None:
     allocate(saver, fake_torch)
@@ -229,10 +229,10 @@ def test_the_uuid_is_unknown(
     ledger = saver.ledger()[0]
     assert sizes(ledger)["processes"] == 100 * MIB
     assert "the UUID of device 0 is not known" in ledger.of("processes")[0].note
-    assert nvml.asked == []
+    assert nvml.queried == []
 
 
-def test_it_makes_no_call_that_allocates_or_waits(
+def test_a_ledger_makes_no_call_that_allocates_or_waits(
     saver: TorchMemorySaver, fake_torch: FakeTorch, nvml: FakeNvml, simulator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with saver.region("a"):

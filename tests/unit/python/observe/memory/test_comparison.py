@@ -70,7 +70,7 @@ def test_reserved_memory_that_grows_alone_is_fragmentation() -> None:
 
 
 def test_a_program_without_problems() -> None:
-    """It allocates a block anew in each step."""
+    """It allocates a block again in each step."""
 
     def content(step: int) -> Row:
         loaded = BASE + (64 if step % 2 else 128) * MIB

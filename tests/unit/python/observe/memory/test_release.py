@@ -106,7 +106,7 @@ class Finalizers:
 @pytest.mark.parametrize(
     ("repeat", "rounds", "freed"), [(None, 1, 8), (1, 4, 14), (2 * MIB, 4, 14), (4 * MIB, 3, 14), (9 * MIB, 1, 8)]
 )
-def test_it_is_repeated_while_it_frees_enough(
+def test_a_release_is_repeated_while_it_frees_enough(
     saver: TorchMemorySaver,
     fake_torch: FakeTorch,
     monkeypatch: pytest.MonkeyPatch,
@@ -163,7 +163,7 @@ def test_the_cool_down(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     report = releaser.release(options)
     assert (report.skipped, report.rounds, report.devices) == ("cool-down", 0, ())
     assert "released nothing" in str(report) and "cool-down" in str(report)
-    clock.now += 0.5  # a release that did nothing does not start it anew
+    clock.now += 0.5  # a release that did nothing does not start it again
     assert releaser.release(options).freed_bytes == 2 * MIB
     assert releaser.release(ReleaseOptions.check()).skipped is None
 
@@ -281,7 +281,7 @@ def test_nested_ones_release_once_at_the_outermost_end(saver: TorchMemorySaver, 
     assert fake_torch.calls.count("ipc_collect") == 1
 
 
-def test_it_releases_after_an_exception(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+def test_releasing_cached_releases_after_an_exception(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     with pytest.raises(KeyError), releasing_cached() as outer:
         cache(fake_torch, 2 * MIB)
         raise KeyError

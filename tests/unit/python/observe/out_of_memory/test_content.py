@@ -35,7 +35,7 @@ def report(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> tu
     return collect(FAILURE, account, 7), account
 
 
-def test_it_is_json_and_complete(report: tuple[dict[str, Any], Account]) -> None:
+def test_a_report_is_json_and_complete(report: tuple[dict[str, Any], Account]) -> None:
     data, _ = report
     assert json.loads(json.dumps(data)) == data | {"failure": data["failure"] | {"tags": []}}
     assert (data["format"], data["version"], data["number"]) == ("torch_memory_saver.out_of_memory", 1, 7)

@@ -92,7 +92,7 @@ def test_a_forked_child_does_not_count_its_parents(tmp_path: Path) -> None:
     folder = ReportFolder(tmp_path)
     for number in range(1, MAX_OF_PROCESS + 1):
         write(folder, number, TIME_NS)
-    folder.begin_anew()
+    folder.restart()
     write(folder, 99, TIME_NS + MS)
     assert numbers(tmp_path) == [*range(1, MAX_OF_PROCESS + 1), 99]
 

@@ -316,7 +316,7 @@ def test_threads_at_once_make_one_each(
     assert sorted(report["number"] for report in reports(folder)) == list(range(1, count + 1))
 
 
-def test_a_forked_child_begins_anew(program: Any, tmp_path: Path) -> None:
+def test_a_forked_child_begins_again(program: Any, tmp_path: Path) -> None:
     """Also one that was forked while a report was being made."""
     text = """
 import json, os, sys
@@ -347,10 +347,10 @@ reporter.observe(0, 3, 3, 0)
 def test_the_ledger_is_of_the_device_that_ran_out(
     mine: Reporter, folder: Path, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    queried: list[int] = []
 
     def take(device: int) -> Ledger:
-        asked.append(device)
+        queried.append(device)
         lines = (LedgerLine("processes", "other processes", 9 * MIB),)
         return Ledger((DeviceLedger(device, 10 * MIB, 9 * MIB, lines),), (), 1, 0.0)
 
@@ -358,5 +358,5 @@ def test_the_ledger_is_of_the_device_that_ran_out(
     error = make_error()
     error.device = 1
     mine.explain(error, None)
-    assert asked == [1]
+    assert queried == [1]
     assert "The largest holder of device 1 is other processes: 9 MiB of 10 MiB.\n- Report: " in str(error)

@@ -187,7 +187,7 @@ def test_texts_of_programs_cannot_command_a_terminal(tmp_path: Path) -> None:
         assert [row.tag for row in page.rows] == ["red?[31m", "größe"]
 
 
-def test_it_is_turned_off(tmp_path: Path) -> None:
+def test_the_shared_page_is_turned_off(tmp_path: Path) -> None:
     with Job(tmp_path, TMS_SHARED_PAGE="0") as job:
         job.allocate("a")
         job.do("module.pause()")

@@ -387,7 +387,7 @@ def test_a_signal_ends_it(terminal: Terminal, number: signal.Signals) -> None:
 
 
 @pytest.mark.slow
-def test_it_ends_with_its_terminal(terminal: Terminal) -> None:
+def test_top_ends_with_its_terminal(terminal: Terminal) -> None:
     """Also where it is not the controlling terminal, which sends no signal."""
     terminal.hang_up()
     assert terminal.process.wait(TIMEOUT_S) == 128 + signal.SIGHUP

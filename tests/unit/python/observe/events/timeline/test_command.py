@@ -126,7 +126,7 @@ def test_a_missing_folder_of_the_page_is_made(tmp_path: Path) -> None:
     assert pids(page) == ["engine, pid 1"]
 
 
-def test_it_needs_neither_pytorch_nor_a_gpu(command: Any, tmp_path: Path) -> None:
+def test_the_command_needs_neither_pytorch_nor_a_gpu(command: Any, tmp_path: Path) -> None:
     path = event_file(tmp_path / "events.json")
     # A package torch that fails at import, before the installed one in the path.
     (tmp_path / "torch").mkdir()

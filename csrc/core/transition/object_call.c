@@ -1,4 +1,4 @@
-#include "core/transition/pieces.h"
+#include "core/transition/object_call.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -7,11 +7,11 @@
 
 _Static_assert((int)TMS_OBJECT_NAME_DIGITS == (int)TMS_SHARED_NAME_DIGITS, "the public header says how long a name is");
 
-tms_error_context_t tms_object_call_context(const tms_object_call_t *call, const tms_object_range_t *piece) {
+tms_error_context_t tms_object_call_context(const tms_object_call_t *call, const tms_object_range_t *range) {
     return (tms_error_context_t){.operation = call->t.requested.operation,
-                                 .device = (int)piece->memory->device,
-                                 .bytes = piece->memory->bytes,
-                                 .address = piece->memory->address};
+                                 .device = (int)range->memory->device,
+                                 .bytes = range->memory->bytes,
+                                 .address = range->memory->address};
 }
 
 static bool is_usable(const tms_object_call_t *call, const tms_shared_piece_t *piece) {
@@ -30,13 +30,13 @@ static const tms_segment_t *find_inactive(const tms_saver_t *saver, const tms_sh
     return node ? tms_segment_of(node) : NULL;
 }
 
-static tms_status_t check_piece(const tms_object_call_t *call, const tms_object_range_t *piece, tms_error_t *error) {
-    tms_error_context_t context = tms_object_call_context(call, piece);
+static tms_status_t check_range(const tms_object_call_t *call, const tms_object_range_t *range, tms_error_t *error) {
+    tms_error_context_t context = tms_object_call_context(call, range);
     tms_saver_t *saver = call->t.saver;
-    if (!is_usable(call, piece->memory))
+    if (!is_usable(call, range->memory))
         return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "a piece of this place and size cannot be an object");
     pthread_mutex_lock(&saver->lock);
-    const tms_segment_t *inactive = find_inactive(saver, piece->memory);
+    const tms_segment_t *inactive = find_inactive(saver, range->memory);
     if (inactive) context.tag = inactive->tag->name; /* interned */
     pthread_mutex_unlock(&saver->lock);
     if (!inactive) return TMS_OK;
@@ -51,16 +51,16 @@ tms_status_t tms_object_call_prepare(tms_object_call_t *call, tms_error_t *error
     call->list = calloc(call->count + 1, sizeof *call->list);
     if (!call->list) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
     for (size_t i = 0; status == TMS_OK && i < call->count; i++) {
-        tms_object_range_t *piece = &call->list[i];
-        piece->memory = &call->memory[i];
-        piece->backup.bytes = piece->memory->bytes;
-        status = check_piece(call, piece, error);
+        tms_object_range_t *range = &call->list[i];
+        range->memory = &call->memory[i];
+        range->backup.bytes = range->memory->bytes;
+        status = check_range(call, range, error);
         if (status != TMS_OK) return status;
-        const tms_error_context_t here = tms_object_call_context(call, piece);
-        t->planned.affected |= (tms_device_mask_t)1 << piece->memory->device;
-        t->planned.total_bytes += piece->memory->bytes;
-        status = tms_backup_content_choose(&piece->backup.planned, TMS_BACKUP_SHARED, NULL, piece->memory->address,
-                                           piece->memory->bytes, &here, error);
+        const tms_error_context_t here = tms_object_call_context(call, range);
+        t->planned.affected |= (tms_device_mask_t)1 << range->memory->device;
+        t->planned.total_bytes += range->memory->bytes;
+        status = tms_backup_content_choose(&range->backup.planned, TMS_BACKUP_SHARED, NULL, range->memory->address,
+                                           range->memory->bytes, &here, error);
     }
     if (status == TMS_OK) status = tms_shared_store_open(tms_object_call_store(call), &context, error);
     if (status != TMS_OK) return status;
@@ -69,25 +69,25 @@ tms_status_t tms_object_call_prepare(tms_object_call_t *call, tms_error_t *error
 
 void tms_object_call_finish(tms_object_call_t *call, bool keep) {
     for (size_t i = 0; call->list && i < call->count; i++) {
-        tms_object_range_t *piece = &call->list[i];
-        if (piece->contents && keep)
-            tms_shared_store_keep(tms_object_call_store(call), piece->contents);
+        tms_object_range_t *range = &call->list[i];
+        if (range->contents && keep)
+            tms_shared_store_keep(tms_object_call_store(call), range->contents);
         else
-            tms_shared_contents_drop(tms_object_call_store(call), piece->contents);
-        tms_backup_destroy(&piece->backup, &call->t.saver->stores);
+            tms_shared_contents_drop(tms_object_call_store(call), range->contents);
+        tms_backup_destroy(&range->backup, &call->t.saver->stores);
     }
     free(call->list);
 }
 
-tms_status_t tms_object_call_name(const tms_object_call_t *call, const tms_object_range_t *piece, tms_shared_name_t *name,
+tms_status_t tms_object_call_name(const tms_object_call_t *call, const tms_object_range_t *range, tms_shared_name_t *name,
                                   tms_error_t *error) {
-    const tms_error_context_t context = tms_object_call_context(call, piece);
-    const tms_backup_t *backup = &piece->backup;
+    const tms_error_context_t context = tms_object_call_context(call, range);
+    const tms_backup_t *backup = &range->backup;
     if (!backup->fingerprints.fresh)
         return tms_error_set(error, TMS_DRIVER, &context,
                              "the fingerprints of the contents could not be computed; the log says why");
     *name = tms_shared_name(tms_object_call_store(call)->folder.key, backup->fingerprints.fresh,
-                            (size_t)tms_fingerprints_count(&backup->planned), piece->memory->bytes);
+                            (size_t)tms_fingerprints_count(&backup->planned), range->memory->bytes);
     return TMS_OK;
 }
 

@@ -1,5 +1,5 @@
 """Guards the report of memory that PyTorch takes outside of regions while other threads allocate, and of many tags. What is
-reported of PyTorch's memory is in tests/torch/test_elsewhere.py."""
+reported of PyTorch's memory is in tests/torch/test_outside_memory.py."""
 
 from __future__ import annotations
 

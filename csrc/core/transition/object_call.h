@@ -1,4 +1,4 @@
-/* The pieces of device memory that a publish or an adopt names as objects of the shared store
+/* A call of publish or adopt: ranges of device memory become, or are filled from, objects of the shared store
  * (docs/architecture-shared-store.md). The memory need not be managed.
  *
  * Both calls pause and resume nothing. They take the turn and wait for the devices of the memory. Until they return, the
@@ -7,13 +7,13 @@
  *
  * The calls read only `interrupted`, `on_progress`, `stream` and their contexts of the selection. Any thread that is not
  * inside a pause or resume. Locks as in steps.h. */
-#ifndef TMS_PIECES_H
-#define TMS_PIECES_H
+#ifndef TMS_OBJECT_CALL_H
+#define TMS_OBJECT_CALL_H
 
 #include "backup/shared/store.h"
 #include "core/transition/transition.h"
 
-/* One piece, and the object that it is, or becomes. */
+/* A range of memory, and the object that it is, or becomes. */
 typedef struct tms_object_range {
     const tms_shared_piece_t *memory;
     tms_backup_t backup; /* temporary: its `planned` content and its fingerprints, for a pass */
@@ -33,7 +33,7 @@ typedef struct tms_object_call {
 static inline tms_shared_store_t *tms_object_call_store(const tms_object_call_t *call) {
     return &call->t.saver->stores.shared;
 }
-tms_error_context_t tms_object_call_context(const tms_object_call_t *call, const tms_object_range_t *piece);
+tms_error_context_t tms_object_call_context(const tms_object_call_t *call, const tms_object_range_t *range);
 
 /* Performs the call, which selects no allocation and has the callbacks of `selection`. */
 tms_status_t tms_object_call_perform(tms_object_call_t *call, tms_saver_t *saver, const tms_selection_t *selection,
@@ -45,8 +45,8 @@ tms_status_t tms_object_call_perform(tms_object_call_t *call, tms_saver_t *saver
  */
 /* Makes and checks the list, opens the store, and waits for the devices. */
 tms_status_t tms_object_call_prepare(tms_object_call_t *call, tms_error_t *error);
-/* Names a piece by its fingerprints, which a pass has computed. TMS_DRIVER if it could not. */
-tms_status_t tms_object_call_name(const tms_object_call_t *call, const tms_object_range_t *piece, tms_shared_name_t *name,
+/* Names a range by its fingerprints, which a pass has computed. TMS_DRIVER if it could not. */
+tms_status_t tms_object_call_name(const tms_object_call_t *call, const tms_object_range_t *range, tms_shared_name_t *name,
                                   tms_error_t *error);
 /* Gives the contents to the store (`keep`), or drops them. Frees the list. */
 void tms_object_call_finish(tms_object_call_t *call, bool keep);
