@@ -257,7 +257,7 @@ def test_a_group_that_fails_to_suspend(hooks: Recorder, torch: Any, register: An
 def test_a_signal_at_the_end_of_a_suspension(
     hooks: Recorder, torch: Any, register: Any, log: list[str], exception: type[BaseException]
 ) -> None:
-    """The call blocks until all ranks have made it, so a handler runs when it returns. The other ranks wait in the resume."""
+    """The call blocks until all ranks have made it, so a handler runs when it returns."""
     backend = Backend(log, "world")
     add(torch, Group("world", backend))
     hooks.allocate("w")
