@@ -14,13 +14,14 @@ import math
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from torch_memory_saver import _core
 from torch_memory_saver._services import GroupOfRanks, group_of_ranks
 from torch_memory_saver.errors import InvalidArgumentError, RanksError
 from torch_memory_saver.options import check_timeout
 from torch_memory_saver.reports.transitions import PauseReport, ResumeReport
 
 from .moves import Pause, Resume, Undone, first_line
-from .vote import Ballot, BoundedCalls, Clock, Decision, Position, StoreLost, only_call
+from .vote import Ballot, BoundedCalls, Clock, Decision, OnlyCall, Position, StoreLost
 
 __all__ = ["pause", "resume"]
 
@@ -253,8 +254,8 @@ class _Call:
 def _on_all_ranks(group: Any, timeout: object, move: Pause | Resume) -> Any:
     seconds = _check_timeout(move.operation, timeout)
     found = group_of_ranks(move.operation, group)
-    with only_call(move.operation, found.store) as position:
-        return _Call(found, position, move, seconds).make()
+    only_call = OnlyCall(move.operation, found.store)
+    return _core.within(only_call, lambda: _Call(found, only_call.position, move, seconds).make())
 
 
 def _reason(error: BaseException) -> str:

@@ -28,7 +28,7 @@ class Undone(NamedTuple):
     Attributes:
         tags: Tags of the memory that is in its former state again.
         problems: Sentences about what could not be undone.
-        interruption: Exception of a signal handler that was raised meanwhile, or None. The caller raises it.
+        interruption: Exception of a signal handler that was raised during the calls, or None. The caller raises it.
     """
 
     tags: tuple[str, ...]
@@ -124,7 +124,7 @@ class _Move:
 class _Undoing(SingleUseScope):
     """A context manager whose end makes the opposite call for each tag.
 
-    A signal whose handler raises does not end it, because the other ranks undo their parts. The call for the tag is repeated.
+    A signal whose handler raises does not end it, because the other ranks undo their parts: the call is repeated.
     """
 
     def __init__(self, move: _Move) -> None:
