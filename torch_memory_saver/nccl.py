@@ -18,7 +18,8 @@ NCCL refuses to suspend a communicator twice. So a hook asks NCCL for the state 
 an engine such as vLLM may suspend its communicators itself. It resumes only what it has suspended and is still suspended.
 
 Nothing is imported before a call finds torch imported. Callbacks run on the thread of a pause or resume. A hook holds its
-lock while it suspends and resumes, because two threads may pause different tags at once. Nothing else takes the lock.
+lock while it suspends and resumes, because two threads may pause different tags at once. Nothing else takes the lock. It is
+reentrant, because a finalizer or a signal handler may call the hook on the thread that holds it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+from torch_memory_saver import _core
 from torch_memory_saver._services import HookCall, nccl_communicators, register_hook
 
 __all__ = ["NcclHook", "suspend_on_pause"]
@@ -40,7 +42,7 @@ class NcclHook:
 
     def __init__(self, tag: str | Iterable[str] | None, groups: tuple[Any, ...] | None) -> None:
         self._groups = None if groups is None else nccl_communicators.from_pairs(groups)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._suspended: dict[str, nccl_communicators.Communicator] = {}  # by name
         self._logged: set[str] = set()
         self._registrations = [register_hook("pause", tag, "after", self._after_pause)]
@@ -75,13 +77,7 @@ class NcclHook:
         Raises:
             TorchMemorySaverError: NCCL fails, for a communicator by handle. PyTorch raises its own exception.
         """
-        with self._lock:
-            found = self._communicators()
-            self._log(logging.WARNING, nccl_communicators.what_cannot_be_suspended(found))
-            for communicator in found:
-                if communicator.why_not() is None and nccl_communicators.suspend(communicator):
-                    self._suspended[communicator.name] = communicator
-            self._log(logging.INFO, nccl_communicators.what_is_kept(found))
+        _core.within(self._lock, self._suspend)
 
     def resume(self) -> None:
         """Resume the communicators that this hook has suspended, in the order in which they were suspended.
@@ -92,10 +88,7 @@ class NcclHook:
         Raises:
             TorchMemorySaverError: NCCL fails, for a communicator by handle. PyTorch raises its own exception.
         """
-        with self._lock:
-            for name, communicator in list(self._suspended.items()):
-                nccl_communicators.resume(communicator)
-                del self._suspended[name]
+        _core.within(self._lock, self._resume)
 
     def remove(self) -> None:
         """End the registration.
@@ -105,6 +98,19 @@ class NcclHook:
         for registration in self._registrations:
             registration.remove()
         nccl_communicators.remove_handles(self._groups or ())
+
+    def _suspend(self) -> None:
+        found = self._communicators()
+        self._log(logging.WARNING, nccl_communicators.what_cannot_be_suspended(found))
+        for communicator in found:
+            if communicator.why_not() is None:
+                nccl_communicators.suspend(communicator, self._suspended)
+        self._log(logging.INFO, nccl_communicators.what_is_kept(found))
+
+    def _resume(self) -> None:
+        for name, communicator in list(self._suspended.items()):
+            nccl_communicators.resume(communicator)
+            self._suspended.pop(name, None)
 
     def _after_pause(self, call: HookCall) -> None:
         self.suspend()

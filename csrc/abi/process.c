@@ -4,14 +4,18 @@
 #include <stdlib.h>
 
 /* The handlers run in every fork and at exit of a process that has created the state. Locks are taken in the order of
- * saver.h (the saver's, then the leaves), so that the child's copy of the guarded data is consistent. */
+ * saver.h (the saver's, those of the stores, then the leaves), so that the child's copy of the guarded data is consistent.
+ */
+
+/* The state whose locks this thread has taken for a fork. Another thread may publish the state during the fork. */
+static _Thread_local tms_state_t *locked;
 
 static void before_fork(void) {
     tms_state_t *state = tms_state_if_made();
-    if (!state) return;
+    if (!state || locked) return;
     pthread_mutex_lock(&state->saver.lock);
-    pthread_mutex_lock(&state->regions.tags.lock);
     tms_backup_stores_lock(&state->saver.stores);
+    pthread_mutex_lock(&state->regions.tags.lock);
     pthread_mutex_lock(&state->saver.quarantine.lock);
     pthread_mutex_lock(&state->saver.device_locks.mutex);
     pthread_mutex_lock(&state->saver.pending_resumes.lock);
@@ -20,11 +24,13 @@ static void before_fork(void) {
     pthread_mutex_lock(&state->saver.shared_page.opening);
     tms_events_before_fork(&state->saver.events);
     tms_ledger_before_fork(&state->ledger);
+    locked = state;
 }
 
 static void after_fork_in_parent(void) {
-    tms_state_t *state = tms_state_if_made();
+    tms_state_t *state = locked;
     if (!state) return;
+    locked = NULL;
     tms_ledger_after_fork_in_parent(&state->ledger);
     tms_events_after_fork_in_parent(&state->saver.events);
     pthread_mutex_unlock(&state->saver.shared_page.opening);
@@ -33,12 +39,13 @@ static void after_fork_in_parent(void) {
     pthread_mutex_unlock(&state->saver.pending_resumes.lock);
     pthread_mutex_unlock(&state->saver.device_locks.mutex);
     pthread_mutex_unlock(&state->saver.quarantine.lock);
-    tms_backup_stores_unlock(&state->saver.stores);
     pthread_mutex_unlock(&state->regions.tags.lock);
+    tms_backup_stores_unlock(&state->saver.stores);
     pthread_mutex_unlock(&state->saver.lock);
 }
 
 static void after_fork_in_child(void) {
+    locked = NULL;
     tms_state_t *state = tms_state_if_made();
     if (!state) return;
     tms_saver_t *saver = &state->saver;
@@ -80,11 +87,19 @@ static void at_exit(void) {
     tms_log_at_exit(&state->log);
 }
 
+/* Not part of the state, which is published after the registration. */
+static pthread_once_t registration = PTHREAD_ONCE_INIT;
+static bool fork_refused, exit_refused;
+
+/* The two registrations are independent: if one fails, the other is still useful. Each fails only if memory is short. */
+static void register_handlers(void) {
+    fork_refused = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0;
+    exit_refused = atexit(at_exit) != 0;
+}
+
 tms_status_t tms_process_register(tms_error_t *error) {
     const tms_error_context_t context = {.operation = "start", .device = TMS_NO_DEVICE};
-    /* The two registrations are independent: if one fails, the other is still useful. Each fails only if memory is short. */
-    bool fork_refused = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0;
-    bool exit_refused = atexit(at_exit) != 0;
+    (void)pthread_once(&registration, register_handlers);
     if (!fork_refused && !exit_refused) return TMS_OK;
     tms_error_set_os(error, &context, fork_refused ? "pthread_atfork" : "atexit", ENOMEM, NULL);
     tms_error_append(error, " As a result, %s.",

@@ -17,11 +17,13 @@ static void report_failure(tms_state_t *state, tms_status_t status, const tms_er
     if (is_shutdown(status, error)) return;
     /* torch's own error shows the free memory, but does not mention the margin. */
     const bool refused = status == TMS_OUT_OF_DEVICE_MEMORY && !error->call[0];
-    if (refused && atomic_load(&state->saver.memory_margin_bytes) > 0)
-        tms_log_once(&state->log, &state->warned_refusal, TMS_LOG_WARNING,
-                     "%s PyTorch may release cached memory and try again; otherwise it raises its own out-of-memory error. "
-                     "(Logged once.)",
-                     error->message);
+    if (refused && atomic_load(&state->saver.memory_margin_bytes) > 0 && !atomic_exchange(&state->warned_refusal, true)) {
+        tms_log_write(&state->log, TMS_LOG_WARNING,
+                      "%s PyTorch may release cached memory and try again; otherwise it raises its own out-of-memory error. "
+                      "(Logged once.)",
+                      error->message);
+        return;
+    }
     /* torch first frees cached memory and retries, and then raises its own error. */
     tms_log_level_t level = status == TMS_OUT_OF_DEVICE_MEMORY ? TMS_LOG_INFO : TMS_LOG_WARNING;
     tms_log_write(&state->log, level, "%s", error->message);

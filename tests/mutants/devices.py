@@ -1,4 +1,4 @@
-"""Bugs in what gives access to devices that are used after an allocation."""
+"""Bugs in the first use of PyTorch, and in what gives access to devices that are used after an allocation."""
 
 from __future__ import annotations
 
@@ -10,10 +10,25 @@ _ALLOCATOR = "csrc/abi/torch_allocator.c"
 _WATCH = "torch_memory_saver/_torch/pools/late_devices.py"
 _C = "tests/unit/abi/test_late_devices.c"
 _PYTHON = "tests/unit/python/torch/test_late_devices.py"
+_FIRST_USE = "tests/unit/python/torch/test_first_use.py"
 _TORCH = "torch:tests/gpu/test_late_device.py"
 _EVERY_WAY = f"{_TORCH}::test_a_gpu_that_is_used_later_reaches_managed_memory_without_a_call"
 
 MUTANTS = (
+    Mutant(
+        "a-step-of-the-first-use-that-raised-is-not-repeated",
+        "torch_memory_saver/_torch/binding/first_use.py",
+        "            steps[self._returned]()\n            self._returned += 1\n",
+        "            self._returned += 1\n            steps[self._returned - 1]()\n",
+        (f"{_FIRST_USE}::test_the_next_use_continues",),
+    ),
+    Mutant(
+        "another-thread-uses-pytorch-before-captures-are-watched",
+        "torch_memory_saver/_torch/binding/layer.py",
+        "    if _first_use.is_complete:  #",
+        "    if True:  #",
+        (f"{_FIRST_USE}::test_another_thread_waits",),
+    ),
     Mutant(
         "a-device-that-is-used-later-gets-no-access",
         _ALLOCATOR,

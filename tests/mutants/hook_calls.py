@@ -155,9 +155,16 @@ _COMMUNICATORS = (
     Mutant(
         "a-communicator-that-failed-to-resume-is-forgotten",
         _NCCL,
-        "                nccl_communicators.resume(communicator)\n                del self._suspended[name]\n",
-        "                del self._suspended[name]\n                nccl_communicators.resume(communicator)\n",
+        "            nccl_communicators.resume(communicator)\n            self._suspended.pop(name, None)\n",
+        "            self._suspended.pop(name, None)\n            nccl_communicators.resume(communicator)\n",
         (f"{_NCCL_TESTS}::test_a_group_that_fails_to_resume",),
+    ),
+    Mutant(
+        "a-suspension-is-recorded-after-the-call",
+        _COMMUNICATORS_FILE,
+        "        suspended[communicator.name] = communicator\n        _kept_bytes",
+        "        _kept_bytes",
+        (f"{_NCCL_TESTS}::test_a_signal_at_the_end_of_a_suspension",),
     ),
     Mutant(
         "a-communicator-that-its-owner-has-suspended-is-suspended-again",

@@ -142,6 +142,13 @@ _OPPOSITES = (
         (f"{_CALLS_TESTS}::test_what_was_in_the_state_before_stays_there",),
     ),
     Mutant(
+        "a-signal-ends-the-undoing",
+        _MOVES,
+        "_core.within(undoing, lambda: None)",
+        "undoing._end()",
+        (f"{_CALLS_TESTS}::test_signals_do_not_end_the_undoing",),
+    ),
+    Mutant(
         "a-tag-of-which-the-call-moved-a-part-is-undone-as-a-whole",
         _MOVES,
         "if others:",

@@ -29,7 +29,7 @@ MUTANTS = (
     Mutant(
         "one-of-two-first-sends-is-forgotten",
         _SHARED,
-        "if replaced is None or replaced.exported != memory.exported:",
+        "if earlier is None or earlier.exported != memory.exported:",
         "if True:",
         (f"{_PYTHON}::test_two_first_sends_of_the_same_memory_at_once_are_both_kept",),
     ),
@@ -88,8 +88,8 @@ MUTANTS = (
     Mutant(
         "memory-is-sent-while-a-pause-refuses-it",
         _SHARED,
-        "                self._closed[call] = tags\n",
-        "                pass\n",
+        "            self._closed[call] = tags\n",
+        "            pass\n",
         (
             f"{_PYTHON}::test_nothing_is_sent_between_the_look_and_the_pause",
             "torch:tests/gpu/test_sharing_pauses.py::test_another_thread_sends_nothing_between_the_look_and_the_pause",
@@ -98,7 +98,7 @@ MUTANTS = (
     Mutant(
         "a-send-that-has-begun-does-not-count",
         _SHARED,
-        "            self._sending[call] = row\n",
+        "        self._sending[call] = row\n",
         "",
         (f"{_PYTHON}::test_a_send_that_has_begun_counts_as_shared",),
     ),

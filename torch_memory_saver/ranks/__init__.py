@@ -14,13 +14,14 @@ import math
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from torch_memory_saver import _core
 from torch_memory_saver._services import GroupOfRanks, group_of_ranks
 from torch_memory_saver.errors import InvalidArgumentError, RanksError
 from torch_memory_saver.options import check_timeout
 from torch_memory_saver.reports.transitions import PauseReport, ResumeReport
 
 from .moves import Pause, Resume, Undone, first_line
-from .vote import Ballot, BoundedCalls, Clock, Decision, Position, StoreLost, only_call
+from .vote import Ballot, BoundedCalls, Clock, Decision, OnlyCall, Position, StoreLost
 
 __all__ = ["pause", "resume"]
 
@@ -146,12 +147,13 @@ class _Call:
             BaseException: A signal handler raised it.
         """
         decision = self._decide()
-        interruption, error = self._calls.interruption, None
+        interruption, error, raised = self._calls.interruption, None, None
         if self._error is not None and not isinstance(self._error, Exception):
             interruption = self._error
         try:
             if decision is None or decision.failures:
-                error = self._undo(decision)
+                error, raised = self._undo(decision)
+                interruption = interruption or raised
                 if interruption is None:
                     raise error from self._error
                 raise interruption from error
@@ -160,18 +162,19 @@ class _Call:
             return self._report
         finally:
             # Breaks reference cycles (traceback, frame, variable) that would keep the callers' tensors.
-            del error, interruption
+            del error, interruption, raised
             self._error = self._calls.interruption = None
 
-    def _undo(self, decision: Decision | None) -> RanksError:
-        """Undo the part of this rank, and return the error of the call."""
+    def _undo(self, decision: Decision | None) -> tuple[RanksError, BaseException | None]:
+        """Undo the part of this rank. Return the error of the call, and the exception of a signal handler, if any."""
         undone = self._move.undo()
-        return RanksError(
+        error = RanksError(
             self._message(decision, undone),
             operation=self._move.operation,
             failures={} if decision is None else decision.failures,
             not_undone=undone.problems,
         )
+        return error, undone.interruption
 
     def _decide(self) -> Decision | None:
         """Take part in the decisions, and return the last one, or None if the store is lost."""
@@ -251,8 +254,8 @@ class _Call:
 def _on_all_ranks(group: Any, timeout: object, move: Pause | Resume) -> Any:
     seconds = _check_timeout(move.operation, timeout)
     found = group_of_ranks(move.operation, group)
-    with only_call(move.operation, found.store) as position:
-        return _Call(found, position, move, seconds).make()
+    only_call = OnlyCall(move.operation, found.store)
+    return _core.within(only_call, lambda: _Call(found, only_call.position, move, seconds).make())
 
 
 def _reason(error: BaseException) -> str:

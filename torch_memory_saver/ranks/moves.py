@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from torch_memory_saver._services import check_pause, check_resume
+from torch_memory_saver import _core
+from torch_memory_saver._services import SingleUseScope, check_pause, check_resume
 from torch_memory_saver.options import PauseOptions, ResumeOptions, choose_pause_backup, select_tags
 from torch_memory_saver.reports.transitions import PauseReport, ResumeReport
 from torch_memory_saver.reports.usage import Allocation
@@ -27,10 +28,12 @@ class Undone(NamedTuple):
     Attributes:
         tags: Tags of the memory that is in its former state again.
         problems: Sentences about what could not be undone.
+        interruption: Exception of a signal handler that was raised during the calls, or None. The caller raises it.
     """
 
     tags: tuple[str, ...]
     problems: tuple[str, ...]
+    interruption: BaseException | None
 
 
 class _Move:
@@ -65,22 +68,33 @@ class _Move:
     def undo(self) -> Undone:
         """Make the opposite call for each tag that this call has moved. The call itself may have failed."""
         if not self.is_begun:
-            return Undone((), ())
-        undone, problems = [], []
-        now = list(self._selected())
-        for tag, moved in self._moved(now).items():
-            others = sum(row.tag == tag and row.state == self.after for row in now) - len(moved)
-            if others:
-                problems.append(f"the tag {tag!r} stays {self.result}, because this call has not moved all of its memory")
-                continue
-            try:
-                self._undo(tag, moved)
-            except Exception as error:
-                problems.append(f"the tag {tag!r} stays {self.result}: {first_line(error)}")
-            else:
-                undone.append(tag)
-                problems.extend(self._losses(tag, moved))
-        return Undone(tuple(undone), (*problems, *self._other_losses(now)))
+            return Undone((), (), None)
+        undoing, interruption = _Undoing(self), None
+        try:
+            _core.within(undoing, lambda: None)
+        except BaseException as raised:
+            interruption = raised
+        try:
+            return undoing.result(interruption)
+        finally:
+            del interruption  # breaks a reference cycle: the traceback has this frame
+
+    def undo_tag(self, tag: str, moved: list[Allocation], now: list[Allocation]) -> tuple[bool, list[str]]:
+        """Make the opposite call for a tag. Return whether the tag is in its former state, and the problems.
+
+        Args:
+            tag: The tag.
+            moved: Allocations of the tag that this call has moved, as they were before.
+            now: All allocations before the first opposite call.
+        """
+        others = sum(row.tag == tag and row.state == self.after for row in now) - len(moved)
+        if others:
+            return False, [f"the tag {tag!r} stays {self.result}, because this call has not moved all of its memory"]
+        try:
+            self._undo(tag, moved)
+        except Exception as error:
+            return False, [f"the tag {tag!r} stays {self.result}: {first_line(error)}"]
+        return True, list(self._losses(tag, moved))
 
     def _selected(self) -> Iterable[Allocation]:
         rows = torch_memory_saver.stats().allocations
@@ -105,6 +119,33 @@ class _Move:
     def _other_losses(self, now: list[Allocation]) -> Iterable[str]:
         """Return sentences about lost contents of allocations that the call has not moved."""
         return ()
+
+
+class _Undoing(SingleUseScope):
+    """A context manager whose end makes the opposite call for each tag.
+
+    A signal whose handler raises does not end it, because the other ranks undo their parts: the call is repeated.
+    """
+
+    def __init__(self, move: _Move) -> None:
+        self._move = move
+        self._now: list[Allocation] = []
+        self._moved: dict[str, list[Allocation]] | None = None
+        self._ended: dict[str, tuple[bool, list[str]]] = {}  # by tag
+
+    def _end(self) -> None:
+        if self._moved is None:
+            self._now = list(self._move._selected())
+            self._moved = self._move._moved(self._now)
+        for tag, moved in self._moved.items():
+            if tag not in self._ended:
+                self._ended[tag] = self._move.undo_tag(tag, moved, self._now)
+
+    def result(self, interruption: BaseException | None) -> Undone:
+        """Return the result, with the exception that the end has raised."""
+        problems = [problem for _, found in self._ended.values() for problem in found]
+        undone = tuple(tag for tag, (is_undone, _) in self._ended.items() if is_undone)
+        return Undone(undone, (*problems, *self._move._other_losses(self._now)), interruption)
 
 
 class Pause(_Move):

@@ -51,13 +51,13 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol, TypeVar
 
+from torch_memory_saver._services import SingleUseScope
 from torch_memory_saver.errors import InvalidStateError
 
-__all__ = ["Ballot", "BoundedCalls", "Clock", "Decision", "Position", "Store", "StoreLost", "only_call"]
+__all__ = ["Ballot", "BoundedCalls", "Clock", "Decision", "OnlyCall", "Position", "Store", "StoreLost"]
 
 _PREFIX = "torch_memory_saver/ranks"
 _AGREEMENT, _OUTCOME = "agreement", "outcome"
@@ -114,36 +114,47 @@ class Position:
 
     Attributes:
         number: Number of the last call to which this process has agreed.
-        turn: Lock that is held during a call.
+        calls: The call that is under way, under the key "now". Empty if there is none.
     """
 
     def __init__(self) -> None:
         self.number = 0
-        self.turn = threading.Lock()
+        self.calls: dict[str, OnlyCall] = {}
 
 
 #: The positions in the groups of this process, by store. A group that is made anew has a new store.
 _positions: weakref.WeakKeyDictionary[Store, Position] = weakref.WeakKeyDictionary()
 
 
-@contextmanager
-def only_call(operation: str, store: Store) -> Iterator[Position]:
-    """Return a context manager for one call of a group, whose result is the position of this process.
+class OnlyCall(SingleUseScope):
+    """A context manager around one call of a group. Its result is the position of this process.
+
+    A dictionary serves as the lock, because it shows which call has it after a signal handler has raised.
+
+    Args:
+        operation: Name of the operation.
+        store: Store of the group.
 
     Raises:
-        InvalidStateError: A call of the group is under way in this process.
+        InvalidStateError: A call of the group is under way in this process. Raised at the entry.
     """
-    position = _positions.setdefault(store, Position())
-    if not position.turn.acquire(blocking=False):
-        raise InvalidStateError(
-            f"{operation}: this process is already inside a call of the same process group, on another thread or in a "
-            "callback or signal handler. Make the calls of a group one after the other",
-            operation=operation,
-        )
-    try:
-        yield position
-    finally:
-        position.turn.release()
+
+    def __init__(self, operation: str, store: Store) -> None:
+        self._operation = operation
+        self.position = _positions.setdefault(store, Position())
+
+    def _begin(self) -> Position:
+        if self.position.calls.setdefault("now", self) is not self:
+            raise InvalidStateError(
+                f"{self._operation}: this process is already inside a call of the same process group, on another thread or "
+                "in a callback or signal handler. Make the calls of a group one after the other",
+                operation=self._operation,
+            )
+        return self.position
+
+    def _end(self) -> None:
+        if self.position.calls.get("now") is self:
+            self.position.calls.pop("now", None)
 
 
 class Clock:
@@ -226,7 +237,7 @@ class Ballot:
         operation: Name of the operation.
         tags: Tags of this rank's part, or None for every tag.
         clock: Timeout of the call.
-        position: Position of this process in the group, see :func:`only_call`.
+        position: Position of this process in the group, see :class:`OnlyCall`.
         interruption: Returns the exception of a signal handler that was raised during this call, or None.
 
     Attributes:

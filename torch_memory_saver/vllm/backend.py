@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vllm.device_allocator.sleep_mode_backend import SleepModeBackend
 from vllm.platforms import current_platform
 
@@ -18,8 +20,7 @@ class SleepBackend(SleepModeBackend):  # type: ignore[misc]
 
     def suspend(self, level: int = 1) -> None:
         """Release the engine's memory. At level 1 the weights are kept in host memory, at level 2 they are dropped."""
-        allocator.sleep((WEIGHTS, *_KEPT) if level == 1 else _KEPT)
-        self._state = "SUSPENDED"
+        self._release(allocator.sleep, (WEIGHTS, *_KEPT) if level == 1 else _KEPT)
 
     def resume(self, tags: list[str] | None = None) -> None:
         """Wake the engine's memory up, see :meth:`SleepAllocator.wake_up`.
@@ -30,12 +31,22 @@ class SleepBackend(SleepModeBackend):  # type: ignore[misc]
         try:
             allocator.wake_up(tags)
         finally:
-            self._state = "SUSPENDED" if allocator.is_asleep else "RUNNING"
+            self._note_state()
 
     def discard(self, tags: tuple[str, ...]) -> None:
         """Release the memory of tags without keeping its contents."""
-        allocator.discard(tags)
+        self._release(allocator.discard, tags)
+
+    def _release(self, release: Callable[[tuple[str, ...]], None], tags: tuple[str, ...]) -> None:
+        try:
+            release(tags)
+        except BaseException:
+            self._note_state()  # a part may be asleep
+            raise
         self._state = "SUSPENDED"
+
+    def _note_state(self) -> None:
+        self._state = "SUSPENDED" if allocator.is_asleep else "RUNNING"
 
     @classmethod
     def is_supported(cls) -> bool:

@@ -170,6 +170,32 @@ static void the_default_allocator_manages_what_the_thread_s_region_does(void **s
     tms_set_interesting_region(false);
 }
 
+/* Takes the only line of the queue, and returns whether it has the level and the text. */
+static bool has_one_line(tms_log_queue_t *queue, int32_t level, const char *text) {
+    tms_log_line_t *line = tms_log_queue_take(queue);
+    const bool found = line && !line->next && line->level == level && strstr(line->text, text) != NULL;
+    for (tms_log_line_t *next; line; line = next) {
+        next = line->next;
+        free(line);
+    }
+    return found;
+}
+
+static void each_refusal_by_the_margin_is_logged_once(void **state) {
+    (void)state;
+    tms_state_t *made = tms_state(NULL);
+    const int level = atomic_exchange(&made->log.level, TMS_LOG_INFO);
+    set_memory_margin_bytes(64 * MIB);
+    tms_log_queue_open(&made->log_queue);
+    assert_null(tms_torch_malloc((ssize_t)(3 * MIB), 0, NULL));
+    assert_true(has_one_line(&made->log_queue, TMS_LOG_WARNING, "(Logged once.)"));
+    assert_null(tms_torch_malloc((ssize_t)(3 * MIB), 0, NULL));
+    assert_true(has_one_line(&made->log_queue, TMS_LOG_INFO, "memory_margin_bytes"));
+    tms_log_queue_close(&made->log_queue);
+    set_memory_margin_bytes(0);
+    atomic_store(&made->log.level, level);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_backend_may_be_chosen_before_and_after_the_backup),
@@ -177,6 +203,7 @@ int main(void) {
         cmocka_unit_test(bad_arguments_change_nothing),
         cmocka_unit_test(the_process_s_settings_are_kept),
         cmocka_unit_test(contents_come_back),
+        cmocka_unit_test(each_refusal_by_the_margin_is_logged_once),
         cmocka_unit_test(statuses_are_cuda_errors),
         cmocka_unit_test(the_allocator_for_torch_accepts_torchs_arguments),
         cmocka_unit_test(the_default_allocator_manages_what_the_thread_s_region_does),

@@ -296,6 +296,35 @@ static void test_a_fork_takes_every_lock(void **state) {
     assert_exits(fork_and_look_at_locks);
 }
 
+/* A thread publishes the state and takes a lock during a fork whose handler has found no state. */
+static void publish_and_lock(void) {
+    if (tms_state_if_made()) return;
+    tms_state_t *made = NULL;
+    CHECK(tms_state_create(&made, NULL) == TMS_OK);
+    CHECK(tms_state_publish(made) == made);
+    CHECK(pthread_mutex_lock(&made->saver.lock) == 0);
+}
+
+static void take_the_lock(void) { CHECK(pthread_mutex_trylock(&tms_state_if_made()->saver.lock) == 0); }
+
+static void publish_during_a_fork(void) {
+    CHECK(pthread_atfork(publish_and_lock, NULL, NULL) == 0);
+    for (int i = 0; i < 2; i++) CHECK(tms_process_register(NULL) == TMS_OK);
+    CHECK(tms_state_if_made() == NULL);
+    CHECK(run_in_child(take_the_lock) == 0);
+    tms_state_t *state = made_state();
+    CHECK(pthread_mutex_trylock(&state->saver.lock) != 0); /* it is still the other thread's */
+    pthread_mutex_unlock(&state->saver.lock);
+    CHECK(run_in_child(take_the_lock) == 0);
+    CHECK(pthread_mutex_trylock(&state->saver.lock) == 0);
+    pthread_mutex_unlock(&state->saver.lock);
+}
+
+static void test_the_state_is_published_during_a_fork(void **state) {
+    (void)state;
+    assert_exits(publish_during_a_fork);
+}
+
 static int shared_file;
 
 static void look_for_the_file(void) { _exit(fcntl(shared_file, F_GETFD) < 0 ? 0 : 1); }
@@ -325,6 +354,7 @@ int main(void) {
         PROCESS_TEST(test_a_child_of_a_process_with_driver_is_marked),
         PROCESS_TEST(test_a_fork_takes_every_lock),
         PROCESS_TEST(test_a_fork_while_threads_hold_locks),
+        PROCESS_TEST(test_the_state_is_published_during_a_fork),
         PROCESS_TEST(test_a_fork_closes_shared_files_in_the_child),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -16,7 +16,6 @@ KEPT = {
     "torch_memory_saver._engine.hooks.PendingHooks._finished": "the core refuses the wait for a resume of the parent",
     "torch_memory_saver._torch.pools.late_devices._WatchPool.retiring": "the child forgets its parent's pools",
     "torch_memory_saver.nccl.NcclHook._lock": "a child cannot use its parent's communicators",
-    "torch_memory_saver.ranks.vote.Position.turn": "it is never waited for, and a child cannot use its parent's groups",
 }
 
 

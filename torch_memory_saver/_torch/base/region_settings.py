@@ -17,8 +17,9 @@ __all__ = ["AnnouncedCapture", "RegionSettings", "enter_region", "has_announced_
 
 
 class _Thread(threading.local):
-    #: The identity of the last capture that this thread has announced. None once it has ended.
-    identities: list[int] | None = None
+    def __init__(self) -> None:
+        #: The captures that this thread has announced and that have not ended.
+        self.announced: set[AnnouncedCapture] = set()
 
 
 _thread = _Thread()
@@ -56,27 +57,28 @@ class RegionSettings(SingleUseScope):
 
 
 class AnnouncedCapture(SingleUseScope):
-    """A context manager around a capture: announces it, and its end. The options are those of its memory, or None if it is
-    not managed."""
+    """A context manager around a capture of the thread that makes the object: announces it, and its end. The options are
+    those of its memory, or None if it is not managed."""
 
     def __init__(self, options: RegionOptions | None) -> None:
         self._options = options
         self._identities: list[int] = []
+        self._announced = _thread.announced
 
     def _begin(self) -> None:
         options = self._options
         arguments: tuple[object, ...] = (None, _core.BACKUP_NONE)
         if options is not None:
             arguments = options.tag, options.backup, options.host_policy, options.runs
-        _thread.identities = self._identities
+        self._announced.add(self)
         _core.record_each(self._identities, _core.capture_begin, [arguments])
 
     def _end(self) -> None:
         for identity in self._identities:
             _core.capture_end(identity)
-        _thread.identities = None
+        self._announced.discard(self)
 
 
 def has_announced_capture() -> bool:
     """Return whether this thread has announced a capture that has not ended."""
-    return bool(_thread.identities)
+    return bool(_thread.announced)

@@ -202,10 +202,10 @@ def watch_captures(torch: Any) -> None:
 
         return capture_end
 
-    _replace(graph_class, "capture_begin", capture_begin)
     for name in _ENDS:
         if hasattr(graph_class, name):
             _replace(graph_class, name, ending(getattr(graph_class, name)))
+    _replace(graph_class, "capture_begin", capture_begin)  # last, because a repetition stops if it has been replaced
 
 
 def _checking(begin: Callable[[], object], pool: Any = None, *_: Any, **__: Any) -> Callable[[], object]:

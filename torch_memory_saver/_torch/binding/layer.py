@@ -23,6 +23,7 @@ from torch_memory_saver._patches import replace
 from torch_memory_saver._torch.base.steps import SingleUseScope, call_each
 from torch_memory_saver._torch.binding.captures import watch_captures
 from torch_memory_saver._torch.binding.expandable_segments import cut
+from torch_memory_saver._torch.binding.first_use import FirstUse
 from torch_memory_saver._torch.binding.releases import OLDEST, is_too_old, version_of, warn_if_untested
 from torch_memory_saver._torch.binding.torch_module import import_with_device, is_in_bad_fork
 from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchMemorySaverError, TorchUnavailableError
@@ -426,12 +427,13 @@ def _make_allocator(torch: Any, allocate: str, free: str) -> Any:
     return allocator
 
 
-_torch_cuda: TorchCuda | None = None
+_torch_cuda: TorchCuda | None = None  # once all steps of the first use have returned
 _at_first_use: list[Callable[[Any], None]] = []
 
 
 def at_first_use(callback: Callable[[Any], None]) -> None:
-    """Call `callback` with the module torch when this package begins to use torch.cuda, and again in a forked child."""
+    """Call `callback` with the module torch when this package begins to use torch.cuda, and again in a forked child. It is
+    repeated after an exception."""
     _at_first_use.append(callback)
 
 
@@ -492,14 +494,25 @@ def require_module() -> Any:
 def _initialize(torch: Any) -> TorchCuda:
     global _torch_cuda
     _initialize_cuda(torch)
-    _torch_cuda = TorchCuda(torch)
+    torch_cuda = _first_use.proceed(torch)
+    if _first_use.is_complete:  # otherwise a callback of at_first_use() is the caller
+        _torch_cuda = torch_cuda
+    return torch_cuda
+
+
+def _steps(torch_cuda: TorchCuda) -> list[Callable[[], object]]:
+    """Return the steps of the first use. Captures are watched first, because a pause must not unmap memory during one."""
     if _core.get_disabled():
-        return _torch_cuda
-    _torch_cuda.watch_caching()
-    watch_captures(torch)
-    for callback in _at_first_use:
-        callback(torch)
-    return _torch_cuda
+        return []
+    callbacks = [functools.partial(callback, torch_cuda.torch) for callback in (watch_captures, *_at_first_use)]
+    return [callbacks[0], torch_cuda.watch_caching, *callbacks[1:]]
+
+
+def _new_first_use() -> FirstUse[TorchCuda]:
+    return FirstUse(lambda torch: TorchCuda(torch), _steps)
+
+
+_first_use = _new_first_use()
 
 
 def _initialize_cuda(torch: Any) -> None:
@@ -512,8 +525,9 @@ def _initialize_cuda(torch: Any) -> None:
 
 def after_fork_in_child() -> None:
     """Forget the parent's torch.cuda, which a forked child cannot use. The next use raises an error with the reason."""
-    global _torch_cuda
+    global _torch_cuda, _first_use
     _torch_cuda = None
+    _first_use = _new_first_use()
 
 
 def expandable_segments_on(environment: Mapping[str, str]) -> bool:

@@ -7,6 +7,7 @@ NCCL keeps of suspended communicators. Each step on these two collections is ato
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -92,14 +93,27 @@ def from_pairs(groups: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(HandleCommunicator(*_pair(each)) if isinstance(each, tuple) else each for each in groups)
 
 
-def suspend(communicator: Communicator) -> bool:
-    """Suspend a communicator, unless it is suspended or destroyed. Return whether this call has suspended it."""
+def suspend(communicator: Communicator, suspended: dict[str, Communicator]) -> None:
+    """Suspend a communicator, and record it in `suspended` by its name. Do nothing if it is suspended or destroyed.
+
+    The call blocks until all ranks have made it, so a signal handler often raises at its end. Therefore the record is made
+    before the call, and is removed only if NCCL says that the communicator is not suspended. `resume` skips it otherwise.
+    """
     statistics = communicator.statistics()
     if statistics is None or statistics.suspended:
-        return False
-    communicator.suspend()
-    _kept_bytes[communicator.name] = statistics.kept_bytes
-    return True
+        return
+    try:
+        suspended[communicator.name] = communicator
+        _kept_bytes[communicator.name] = statistics.kept_bytes
+        communicator.suspend()
+        suspended[communicator.name] = communicator  # a finalizer that has called `resume` since then has removed it
+    except BaseException:
+        with contextlib.suppress(Exception):  # of a communicator that was aborted
+            statistics = communicator.statistics()
+            if statistics is None or not statistics.suspended:
+                suspended.pop(communicator.name, None)
+                _kept_bytes.pop(communicator.name, None)
+        raise
 
 
 def resume(communicator: Communicator) -> None:

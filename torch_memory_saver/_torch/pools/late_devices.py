@@ -54,9 +54,16 @@ class _WatchPool:
         self.id: PoolId = memory_pool.id
         self.device = device
         self.retirement: Any = None
-        self.is_routed = False
+        self._routed: list[None] = []
         #: The thread that acquires it retires the pool. Never released.
         self.retiring = threading.Lock()
+
+    @property
+    def is_routed(self) -> bool:
+        return bool(self._routed)
+
+    def route(self, torch: TorchCuda) -> None:
+        _core.record_each(self._routed, torch.begin_routing_of_all_threads, [(self.device, self.id)])
 
 
 class LateDevices:
@@ -69,15 +76,14 @@ class LateDevices:
         """Forget the parent's pools, which a forked child cannot use."""
         self._torch: TorchCuda | None = None
         self._pools: dict[int, _WatchPool] = {}
-        self._begun = threading.Lock()  # never released: the watch begins once
+        self._has_begun = False
 
     def begin(self, torch: TorchCuda) -> None:
         """Watch the devices that are not in use, unless that has been done. To be called when this package begins to use
-        torch, before anything is routed."""
-        if _core.preloaded or not torch.last_routed_wins:
+        torch, before anything is routed, on one thread at a time. May be repeated after an exception."""
+        if _core.preloaded or not torch.last_routed_wins or self._has_begun:
             return
-        if not self._begun.acquire(blocking=False):
-            return
+        self.end_all()  # what an interrupted call has begun
         try:
             in_use = _core.active_devices() | 1 << torch.current_device()
             unused = [device for device in range(_core.device_count()) if not in_use >> device & 1]
@@ -86,11 +92,13 @@ class LateDevices:
         except (TorchMemorySaverError, RuntimeError) as error:
             logger.debug("cannot detect the use of further devices: %s", error)
             self.end_all()
+        self._has_begun = True
 
     def _watch(self, torch: TorchCuda, devices: list[int]) -> None:
         self._torch = torch
         if self._capture_begins not in before_capture:
             before_capture.append(self._capture_begins)
+        if self.end_used not in before_emptying:
             before_emptying.append(self.end_used)
         if torch.routing_spares_cache:
             self._wrap_pool_class(torch)
@@ -102,11 +110,10 @@ class LateDevices:
         pool = _WatchPool(torch.make_pool(device, managed=False), device)
         self._pools[device] = pool  # before the routing begins: then another thread's allocation can end the watch
         try:
-            torch.begin_routing_of_all_threads(device, pool.id)
+            pool.route(torch)
         except RuntimeError:
             self._pools.pop(device, None)  # the pool itself stays, without memory: retiring it would route it
             raise
-        pool.is_routed = True
         if self._pools.get(device) is not pool:  # it was ended meanwhile
             self._retire(torch, pool)
 

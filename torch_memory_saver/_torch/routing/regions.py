@@ -2,7 +2,8 @@
 
 Lock: that of :class:`IdlePools`, which guards the frames as well, so that an entry takes it once. It is never held across a
 call of torch, because torch's allocator calls the native core with its own mutex held. Frames are entered and left by their
-own thread; other threads may only read them, but a pause ends the routing of frames that follow others (router.py).
+own thread; other threads may only read them, but a pause ends the routing of frames that follow others (router.py), and any
+thread leaves the frames of a thread that has ended.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Regions:
         self._devices: Sequence[int] = ()  # all visible devices, once they are known
         self.room = EntryRoom()
         self.single_device = False
+        self._closing = threading.RLock()  # held while a frame whose thread has ended is left, which calls torch
 
     after_fork_in_child = _reset
 
@@ -215,12 +217,17 @@ class Regions:
         """Leave regions whose thread has ended inside them, so that they block no pause. The native core's settings of the
         thread ended with it. Return True."""
         for frame in list(self._admission.frames.values()):
-            if frame.stack.has_ended and not frame.closed:
-                self.leave(frame)
-                logger.warning(
-                    "a thread ended inside %s, which is left now: leave a region on its thread, with a with statement", frame
-                )
+            if frame.stack.has_ended:
+                _core.within(self._closing, self._close, frame)
         return True
+
+    def _close(self, frame: Frame) -> None:
+        """Leave a frame whose thread has ended, once. The caller holds the lock."""
+        if not frame.closed:
+            self.leave(frame)
+            logger.warning(
+                "a thread ended inside %s, which is left now: leave a region on its thread, with a with statement", frame
+            )
 
     def end_pause(self, pause: Pause) -> None:
         """Let other threads enter regions again. May be repeated, and accepts a pause that has not begun."""

@@ -24,7 +24,7 @@ the two: a send is listed from before it asks for the memory until its storage i
 counts what is listed. If it finds nothing, it closes the tags, and later sends fail until the pause has ended.
 
 No storage is released under `_lock`, because that calls PyTorch's allocator. The lock is reentrant, because a signal handler
-may pause while its thread holds it.
+or a finalizer may pause while its thread holds it. It is taken by ``_core.within`` (base/steps.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
@@ -43,6 +43,7 @@ from typing import Any, NamedTuple, NoReturn
 from torch_memory_saver import _core
 from torch_memory_saver._patches import is_replaced, replace
 from torch_memory_saver._text import binary_size
+from torch_memory_saver._torch.base.steps import SingleUseScope
 from torch_memory_saver._torch.records.tags import Tags, selects
 from torch_memory_saver._torch.sharing.ipc import (
     CounterFile,
@@ -85,16 +86,20 @@ def install(torch: Any, shared: SharedMemory) -> None:
         return
     from multiprocessing.reduction import ForkingPickler  # slow, but torch has imported it already
 
-    with shared._lock:
+    reducers: dict[type, Callable[[Any], Any]] = getattr(ForkingPickler, "_extra_reducers", {})
+
+    def wrap() -> None:
         if is_replaced(storage, "_share_cuda_"):  # another thread was first
             return
-        replace("torch.cuda.ipc_collect", torch.cuda, "ipc_collect", _collecting_managed(torch.cuda.ipc_collect, shared))
-        reductions = torch.multiprocessing.reductions
-        reducers: dict[type, Callable[[Any], Any]] = getattr(ForkingPickler, "_extra_reducers", {})
+        if not is_replaced(torch.cuda, "ipc_collect"):
+            collect = _collecting_managed(torch.cuda.ipc_collect, shared)
+            replace("torch.cuda.ipc_collect", torch.cuda, "ipc_collect", collect)
         for kind, reduce in list(reducers.items()):
-            if reduce is reductions.reduce_tensor:
+            if reduce is torch.multiprocessing.reductions.reduce_tensor:
                 replace(_REDUCERS, reducers, kind, _reaching_the_receiver(reduce))
         replace("torch.UntypedStorage._share_cuda_", storage, "_share_cuda_", _sending_managed(torch, share, shared))
+
+    _core.within(shared._lock, wrap)
 
 
 def _is_being_imported(torch: Any) -> bool:
@@ -225,29 +230,29 @@ class SharedMemory:
                 descriptor or no shared memory is free.
             CaptureInProgressError: A capture is under way: it would record the event that is sent.
         """
-        call = object()
-        self._begin(call, row)
-        try:
-            return self._send(torch, share, storage, row)
-        finally:
-            with self._lock:
-                self._sending.pop(call, None)
+        fields: tuple[Any, ...] = _core.within(_Sending(self, row), self._send, torch, share, storage, row)
+        return fields
 
-    def _begin(self, call: object, row: _core.Segment) -> None:
+    def begin_send(self, call: object, row: _core.Segment) -> None:
         """List a call as sending."""
-        with self._lock:
-            if self._closed and any(selects(tags, row.tag) for tags in self._closed.values()):
-                raise InvalidStateError(
-                    "share: this memory is being paused. Share it after its resume",
-                    operation="share",
-                    tag=row.tag,
-                    device=row.device,
-                )
-            self._sending[call] = row
+        _core.within(self._lock, self._begin_send, call, row)
+
+    def _begin_send(self, call: object, row: _core.Segment) -> None:
+        if self._closed and any(selects(tags, row.tag) for tags in self._closed.values()):
+            raise InvalidStateError(
+                "share: this memory is being paused. Share it after its resume",
+                operation="share",
+                tag=row.tag,
+                device=row.device,
+            )
+        self._sending[call] = row
+
+    def end_send(self, call: object) -> None:
+        """Undo :meth:`begin_send`. May be repeated."""
+        _core.within(self._lock, self._sending.pop, call, None)
 
     def _take_counter(self) -> tuple[CounterFile, int]:
-        with self._lock:
-            return self._counters.take()
+        return _core.within(self._lock, self._counters.take)
 
     def _send(self, torch: Any, share: Share, storage: Any, row: _core.Segment) -> tuple[Any, ...]:
         if _is_capturing(torch, row.device):
@@ -274,8 +279,8 @@ class SharedMemory:
 
     def _find_own_format(self, torch: Any, share: Share, device: int) -> int:
         """Return the format of this process's PyTorch, by what it says of ordinary memory."""
-        with self._ordinary_memory():
-            storage = torch.UntypedStorage(1, device=torch.device("cuda", device))
+        make = functools.partial(torch.UntypedStorage, 1, device=torch.device("cuda", device))
+        storage = _core.within(self._ordinary_memory(), make)
         fields = share(storage)
         torch.UntypedStorage._release_ipc_counter_cuda(fields[_COUNTER_FILE], fields[_COUNTER])  # nobody will import it
         self._own_format = format_of_own_description(fields[_HANDLE])
@@ -304,36 +309,42 @@ class SharedMemory:
         self._is_tested = True
 
     def _keep(self, memory: _Memory, sent: _Sent) -> None:
-        with self._lock:
-            place = _place(memory.exported)
-            replaced = self._memory.get(place)
-            if replaced is None or replaced.exported != memory.exported:
-                self._memory[place] = memory
-            else:
-                memory = replaced  # of another thread, perhaps, that has sent of the same memory meanwhile
-            memory.sent.append(sent)
-            self._sends_until_look -= 1
-            look = self._sends_until_look <= 0
-        del replaced  # of an earlier generation, perhaps, and released without the lock
-        if look:
+        replaced: list[_Memory] = []  # outlives the lock
+        if _core.within(self._lock, self._add, memory, sent, replaced):
             self.collect()
+
+    def _add(self, memory: _Memory, sent: _Sent, replaced: list[_Memory]) -> bool:
+        """Keep what was sent. Return whether the counters are due to be read. The caller holds the lock."""
+        place = _place(memory.exported)
+        earlier = self._memory.get(place)
+        if earlier is None or earlier.exported != memory.exported:
+            replaced += [] if earlier is None else [earlier]  # of an earlier generation
+            self._memory[place] = memory
+        else:
+            memory = earlier  # of another thread, perhaps, that has sent of the same memory since then
+        memory.sent.append(sent)
+        self._sends_until_look -= 1
+        return self._sends_until_look <= 0
 
     # Memory that importers still use
 
     def collect(self) -> None:
         """Forget the storages that no importer uses, so that PyTorch may use their blocks again."""
         released: list[Any] = []  # outlives the lock
-        with self._lock:
-            self._sends_until_look = _LOOK_AFTER
-            for place, memory in list(self._memory.items()):
-                if self._has_ended(memory):
-                    released.append(self._memory.pop(place, None))
-                    continue
-                in_use = [sent for sent in memory.sent if sent.counter_file.is_in_use(sent.counter)]
-                released.append(memory.sent)
-                memory.sent = in_use
-                if not in_use:
-                    self._memory.pop(place, None)
+        _core.within(self._lock, self._forget, released)
+
+    def _forget(self, released: list[Any]) -> None:
+        """Move the storages that no importer uses to `released`. The caller holds the lock."""
+        self._sends_until_look = _LOOK_AFTER
+        for place, memory in list(self._memory.items()):
+            if self._has_ended(memory):
+                released.append(self._memory.pop(place, None))
+                continue
+            in_use = [sent for sent in memory.sent if sent.counter_file.is_in_use(sent.counter)]
+            released.append(memory.sent)
+            memory.sent = in_use
+            if not in_use:
+                self._memory.pop(place, None)
 
     @staticmethod
     def _has_ended(memory: _Memory) -> bool:
@@ -341,57 +352,39 @@ class SharedMemory:
         row = _core.find(memory.sent[0].storage.data_ptr()) if memory.sent else None
         return row is None or row.state != _core.STATE_ACTIVE or _core.tag_info(memory.tag).epoch != memory.epoch
 
-    @contextlib.contextmanager
-    def closed(self, tags: Tags, deadline: float) -> Iterator[int]:
-        """Surround a pause that other processes must not hold up. Waits until they use no memory of the tags, at most until
-        the deadline, in seconds of :func:`time.monotonic`. Yields `possibly_shared_bytes`: if that is 0, nothing of the tags
-        is sent until the end of the block.
+    def closed(self, tags: Tags, deadline: float) -> AbstractContextManager[int]:
+        """Return a context manager around a pause that other processes must not hold up. Its entry waits until they use no
+        memory of the tags, at most until the deadline, in seconds of :func:`time.monotonic`. Its result is
+        `possibly_shared_bytes`: if that is 0, nothing of the tags is sent until the end of the block.
         """
-        call = object()
-        try:
-            while True:
-                left = self._close(call, tags)
-                remaining = deadline - time.monotonic()
-                if not left or remaining <= 0:
-                    break
-                time.sleep(min(_POLL_SECONDS, remaining))
-            yield left
-        finally:
-            with self._lock:
-                self._closed.pop(call, None)
+        return _Closed(self, tags, deadline)
 
-    def _close(self, call: object, tags: Tags) -> int:
+    def close(self, call: object, tags: Tags) -> int:
         """Close the tags if `possibly_shared_bytes`, which it returns, is 0."""
         self.collect()
-        with self._lock:
-            left = self._shared_bytes(tags)
-            if not left:
-                self._closed[call] = tags
+        return _core.within(self._lock, self._close, call, tags)
+
+    def _close(self, call: object, tags: Tags) -> int:
+        left = self._shared_bytes(tags)
+        if not left:
+            self._closed[call] = tags
         return left
 
-    @contextlib.contextmanager
-    def awaited(self, options: PauseOptions) -> Iterator[int]:
-        """Surround a pause. Yield the bytes that other processes may still use when it begins. If the options do not allow
-        any, none is sent until the pause has ended.
+    def reopen(self, call: object) -> None:
+        """Undo :meth:`close`. May be repeated."""
+        _core.within(self._lock, self._closed.pop, call, None)
+
+    def awaited(self, options: PauseOptions) -> AbstractContextManager[int]:
+        """Return a context manager around a pause. Its result is the bytes that other processes may still use when the pause
+        begins. If the options do not allow any, none is sent until the pause has ended.
 
         Raises:
-            InvalidStateError: Other processes may still use some bytes, and the options do not allow that.
+            InvalidStateError: Other processes may still use some bytes, and the options do not allow that. Raised at the
+                entry.
         """
         if options.if_shared == "allow":
-            yield self.possibly_shared_bytes(options.tags)
-            return
-        waits = options.if_shared == "wait"
-        with self.closed(options.tags, options.deadline if waits else 0.0) as shared:
-            if shared:
-                raise InvalidStateError(
-                    f"pause: other processes may still use {binary_size(shared)} of this memory, which was sent to them"
-                    + (" and did not drop it within the timeout" if waits else "")
-                    + ". Let them drop their tensors (and call torch.cuda.ipc_collect() there), or pause with "
-                    'if_shared="allow": they then keep the memory, with its contents, until they drop it',
-                    operation="pause",
-                    bytes=shared,
-                )
-            yield shared
+            return contextlib.nullcontext(self.possibly_shared_bytes(options.tags))
+        return _Awaited(self, options)
 
     def possibly_shared_bytes(self, tags: Tags) -> int:
         """Return the bytes of the tags' physical memory that importers may still hold. An importer that uses a part of a
@@ -399,8 +392,7 @@ class SharedMemory:
         if not self._memory and not self._sending:
             return 0
         self.collect()
-        with self._lock:
-            return self._shared_bytes(tags)
+        return _core.within(self._lock, self._shared_bytes, tags)
 
     def _shared_bytes(self, tags: Tags) -> int:
         """Return :meth:`possibly_shared_bytes`. The caller holds the lock."""
@@ -411,6 +403,61 @@ class SharedMemory:
             if selects(tags, row.tag) and not any(0 <= row.address - each.address < each.bytes for each in sent)
         }
         return sum(each.bytes for each in sent) + sum(sending.values())
+
+
+class _Sending(SingleUseScope):
+    """A context manager around one send, which is listed inside it."""
+
+    def __init__(self, shared: SharedMemory, row: _core.Segment) -> None:
+        self._shared = shared
+        self._row = row
+
+    def _begin(self) -> None:
+        self._shared.begin_send(self, self._row)
+
+    def _end(self) -> None:
+        self._shared.end_send(self)
+
+
+class _Closed(SingleUseScope):
+    """The context manager of :meth:`SharedMemory.closed`."""
+
+    def __init__(self, shared: SharedMemory, tags: Tags, deadline: float) -> None:
+        self._shared = shared
+        self._tags = tags
+        self._deadline = deadline
+
+    def _begin(self) -> int:
+        while True:
+            left = self._shared.close(self, self._tags)
+            remaining = self._deadline - time.monotonic()
+            if not left or remaining <= 0:
+                return left
+            time.sleep(min(_POLL_SECONDS, remaining))
+
+    def _end(self) -> None:
+        self._shared.reopen(self)
+
+
+class _Awaited(_Closed):
+    """The context manager of :meth:`SharedMemory.awaited` for options that do not allow shared memory."""
+
+    def __init__(self, shared: SharedMemory, options: PauseOptions) -> None:
+        self._waits = options.if_shared == "wait"
+        super().__init__(shared, options.tags, options.deadline if self._waits else 0.0)
+
+    def _begin(self) -> int:
+        left = super()._begin()
+        if left:
+            raise InvalidStateError(
+                f"pause: other processes may still use {binary_size(left)} of this memory, which was sent to them"
+                + (" and did not drop it within the timeout" if self._waits else "")
+                + ". Let them drop their tensors (and call torch.cuda.ipc_collect() there), or pause with "
+                'if_shared="allow": they then keep the memory, with its contents, until they drop it',
+                operation="pause",
+                bytes=left,
+            )
+        return left
 
 
 def _is_capturing(torch: Any, device: int) -> bool:

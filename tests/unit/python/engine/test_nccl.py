@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from interruptions import every_interruption
 from nccl_stubs import Backend, Gloo, Group, OldBackend
 from recorded_hooks import Recorder
 
@@ -250,6 +251,49 @@ def test_a_group_that_fails_to_suspend(hooks: Recorder, torch: Any, register: An
     assert hook.suspended == ("world",)
     hooks.saver.resume()
     assert log == ["suspend world", "resume world"]
+
+
+@pytest.mark.parametrize("exception", [KeyboardInterrupt, TimeoutError])
+def test_a_signal_at_the_end_of_a_suspension(
+    hooks: Recorder, torch: Any, register: Any, log: list[str], exception: type[BaseException]
+) -> None:
+    """The call blocks until all ranks have made it, so a handler runs when it returns."""
+    backend = Backend(log, "world")
+    add(torch, Group("world", backend))
+    hooks.allocate("w")
+    hook = register()
+    backend.raises_after = exception()
+    with pytest.raises(exception):
+        hooks.saver.pause()
+    assert backend.is_suspended and hook.suspended == ("world",)
+    backend.raises_after = None
+    hooks.saver.resume()
+    assert (log, hook.suspended) == (["suspend world", "resume world"], ())
+
+
+def test_every_interruption_of_a_suspension(torch: Any, register: Any, log: list[str]) -> None:
+    """After each of them, all that is suspended is resumed, and the lock is free."""
+    backends = [Backend(log, name) for name in ("world", "data")]
+    add(torch, *(Group(backend.own_name, backend) for backend in backends))
+    hook = register()
+    for _ in every_interruption(hook.suspend):
+        assert hook.suspended or not any(backend.is_suspended for backend in backends)
+        hook.resume()
+        assert not any(backend.is_suspended for backend in backends)
+    assert hook.suspended == ("world", "data")
+    for _ in every_interruption(hook.resume):
+        hook.suspend()
+    assert hook.suspended == () and not any(backend.is_suspended for backend in backends)
+
+
+def test_a_finalizer_may_resume_during_a_suspension(torch: Any, register: Any, log: list[str]) -> None:
+    """The garbage collector may run one on a thread that suspends."""
+    backends = [Backend(log, name) for name in ("world", "data")]
+    add(torch, *(Group(backend.own_name, backend) for backend in backends))
+    hook = register()
+    backends[1].before = hook.resume
+    hook.suspend()
+    assert (log, hook.suspended) == (["suspend world", "resume world", "suspend data"], ("data",))
 
 
 def test_a_group_that_fails_to_resume(hooks: Recorder, torch: Any, register: Any, log: list[str]) -> None:

@@ -140,6 +140,21 @@ def test_a_region_and_a_capture_give_the_core_every_field(monkeypatch: pytest.Mo
     announcement = region_settings.AnnouncedCapture(REGION)
     announcement._begin()
     assert announcement._identities == [("capture_begin", ("a", _core.BACKUP_MMAP, _core.HOST_POOL, False))]
+    monkeypatch.setattr(_core, "capture_end", lambda identity: True)
+    announcement._end()
+
+
+def test_the_end_of_an_inner_capture_leaves_the_outer_one_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_core, "capture_begin", lambda *arguments: 1)
+    monkeypatch.setattr(_core, "capture_end", lambda identity: True)
+    outer, inner = region_settings.AnnouncedCapture(REGION), region_settings.AnnouncedCapture(None)
+    for first, second in ((inner, outer), (outer, inner)):
+        outer._begin()
+        inner._begin()
+        first._end()
+        assert region_settings.has_announced_capture()
+        second._end()
+        assert not region_settings.has_announced_capture()
 
 
 def test_pauses_and_resumes_give_the_core_every_field(monkeypatch: pytest.MonkeyPatch, saver: TorchMemorySaver) -> None:

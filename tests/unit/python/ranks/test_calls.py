@@ -444,6 +444,27 @@ def test_an_interrupt_before_the_ranks_have_agreed_changes_nothing(
     saver.resume(tag)
 
 
+@pytest.mark.parametrize("signals", [1, 3])
+def test_signals_do_not_end_the_undoing(world: World, tag: str, signals: int) -> None:
+    """The other ranks have undone their parts, so this rank goes on, and raises the exception at the end."""
+    tags = [f"{tag} {number}" for number in range(3)]
+    addresses = [world.allocate(each) for each in tags]
+    interrupts = iter([KeyboardInterrupt(number) for number in range(signals)])
+
+    def interrupt(call: object) -> None:
+        for exception in interrupts:
+            raise exception
+
+    world.fails_after(saver.on_pause, lambda: world.keep(saver.on_resume(None, "before", interrupt)))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        ranks.pause(tags, timeout=TIMEOUT_S)
+    assert caught.value.args == (0,)
+    assert states(*addresses) == ["active"] * 3
+    error = caught.value.__cause__
+    assert isinstance(error, RanksError) and error.not_undone == ()
+    assert f"has undone its part: {', '.join(map(repr, tags))}" in str(error)
+
+
 def test_an_interrupted_call_is_undone_on_all_ranks(world: World, tag: str) -> None:
     address = world.allocate(tag)
 

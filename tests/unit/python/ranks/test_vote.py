@@ -13,11 +13,12 @@ from types import FrameType, SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from interruptions import every_interruption
 from ranks_store import EndedClock, MemoryStore, SteppedClock, SteppedRank
 
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.ranks import vote
-from torch_memory_saver.ranks.vote import Ballot, BoundedCalls, Clock, Decision, Position, StoreLost, only_call
+from torch_memory_saver.ranks.vote import Ballot, BoundedCalls, Clock, Decision, OnlyCall, Position, StoreLost
 
 RANKS = (3, 5, 8)  # of a group that is a part of the world
 CALLS = 3
@@ -409,13 +410,24 @@ def test_ranks_with_the_same_call_are_named_together(store: MemoryStore) -> None
 
 
 def test_a_process_makes_one_call_of_a_group_at_a_time(store: MemoryStore) -> None:
-    with only_call(OPERATION, store) as position:
+    with OnlyCall(OPERATION, store) as position:
         with pytest.raises(InvalidStateError, match="already inside a call of the same process group"):
-            only_call("ranks.resume", store).__enter__()
-        with only_call(OPERATION, MemoryStore()) as other:
+            OnlyCall("ranks.resume", store).__enter__()
+        with OnlyCall(OPERATION, MemoryStore()) as other:
             assert other is not position
-    with only_call(OPERATION, store) as again:
+    with OnlyCall(OPERATION, store) as again:
         assert again is position
+
+
+def test_every_interruption_of_a_call(store: MemoryStore) -> None:
+    """The next call of the group is not refused."""
+
+    def call() -> None:
+        with OnlyCall(OPERATION, store):
+            pass
+
+    for _ in every_interruption(call):
+        call()
 
 
 def test_a_clock_ends_and_begins_again() -> None:

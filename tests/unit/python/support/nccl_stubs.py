@@ -26,6 +26,8 @@ class Backend:
         self.is_suspended = False
         self.kept_bytes = 0
         self.raises: BaseException | None = None
+        self.raises_after: BaseException | None = None  # as a signal handler does when the call has returned
+        self.before: Callable[[], object] = lambda: None  # called by suspend() and resume()
         self.pointer = 1
         self.type_name = "nccl"
 
@@ -49,6 +51,8 @@ class Backend:
         self._change("resume", False)
 
     def _change(self, call: str, suspended: bool) -> None:
+        before, self.before = self.before, lambda: None
+        before()
         if self.raises is not None:
             raise self.raises
         assert self.is_suspended is not suspended, f"{call} twice"
@@ -56,6 +60,8 @@ class Backend:
             self.ranks.wait(_TIMEOUT_S)
         self.is_suspended = suspended
         self.log.append(f"{call} {self.own_name}")
+        if self.raises_after is not None:
+            raise self.raises_after
 
 
 class OldBackend:

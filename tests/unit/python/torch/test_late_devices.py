@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from fake_torch import FakeMemPool, FakeTorch
+from interruptions import every_interruption
 
 from torch_memory_saver import _core, errors
 from torch_memory_saver._torch.pools import late_devices
@@ -166,6 +167,24 @@ def test_a_failure_of_torch_ends_what_had_begun(told: Told) -> None:
     late.begin(torch)  # type: ignore[arg-type]
     assert torch.routings == torch.crashes == []
     assert torch.watched == []
+
+
+def test_the_next_use_continues_after_a_signal(told: Told) -> None:
+    """It watches each device once, whatever the handler has interrupted."""
+    watching = [(WatchedTorch(), LateDevices())]
+
+    def begin() -> None:
+        torch, late = watching[-1]
+        late.begin(torch)  # type: ignore[arg-type]
+
+    for _ in every_interruption(begin):
+        begin()
+        torch, _late = watching[-1]
+        assert (torch.watched, torch.crashes) == ([1, 2, 3], [])
+        assert len(late_devices.before_capture) == len(late_devices.before_emptying) == 1
+        watching.append((WatchedTorch(), LateDevices()))
+        late_devices.before_capture.clear()
+        late_devices.before_emptying.clear()
 
 
 def test_a_device_that_another_thread_uses_while_its_watch_begins_is_watched_no_more(told: Told) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from fake_sending import FakeEvent, FakeStorage, FakeStream, FakeTorch, fall, reset
+from interruptions import every_interruption
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.sharing import ipc, sent_memory
@@ -225,6 +226,38 @@ def test_a_send_that_has_begun_counts_as_shared(shared: SharedMemory, monkeypatc
     with pytest.raises(CaptureInProgressError):
         send(shared, FakeStorage(10, address=address))
     assert shared.possibly_shared_bytes(None) == 0, "nor does one that has failed"
+
+
+def test_every_interruption_of_a_send(shared: SharedMemory) -> None:
+    """No pause waits for a call that has ended, and the lock is free."""
+    address = allocate()
+    storage = FakeStorage(10, address=address)
+    for _ in every_interruption(lambda: send(shared, storage)):
+        assert shared._sending == {}
+        assert is_free(shared)
+
+
+def test_every_interruption_of_a_pause_that_waits(shared: SharedMemory) -> None:
+    address = allocate()
+
+    def close() -> None:
+        with shared.closed(None, 0.0) as left:
+            assert left == 0
+
+    for _ in every_interruption(close):
+        assert is_free(shared)
+        fall(send(shared, FakeStorage(10, address=address)))
+        shared.collect()  # so that the next call has no more places than the last one
+
+
+def is_free(shared: SharedMemory) -> bool:
+    """Whether another thread gets the lock."""
+    seen: list[bool] = []
+    thread = threading.Thread(target=lambda: seen.append(shared._lock.acquire(timeout=0)))
+    thread.start()
+    thread.join()
+    shared._lock = threading.RLock()
+    return seen == [True]
 
 
 def test_sharing_in_a_capture_or_of_paused_memory_changes_nothing(shared: SharedMemory) -> None:

@@ -142,6 +142,35 @@ def test_two_threads_that_pause_each_others_tags(saver: TorchMemorySaver, fake_t
     saver.resume()
 
 
+def test_two_threads_that_find_the_same_ended_thread_leave_its_region_once(
+    saver: TorchMemorySaver,
+    fake_torch: FakeTorch,
+    store: PoolStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    region = saver.region("a")
+    ended = threading.Thread(target=region.__enter__)
+    ended.start()
+    ended.join()
+    other = threading.Thread(target=store.regions.close_ended)
+    waited: list[bool] = []
+
+    def end_routing(device: int, pool: tuple[int, int]) -> None:
+        other.start()
+        other.join(SHORT_S)
+        waited.append(other.is_alive())
+        end(device, pool)
+
+    end = fake_torch.end_routing
+    monkeypatch.setattr(fake_torch, "end_routing", end_routing)
+    store.regions.close_ended()
+    other.join()
+    assert waited == [True]
+    assert sum("ended inside" in record.getMessage() for record in caplog.records) == 1
+    assert fake_torch.routings == [] and store.regions._admission.frames == {}
+
+
 def test_a_signal_ends_the_wait(
     saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

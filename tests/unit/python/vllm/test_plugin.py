@@ -19,6 +19,7 @@ from vllm_engine import ENTRY_POINT, load_plugin, make_worker, stand_in
 import torch_memory_saver
 from torch_memory_saver import _patches
 from torch_memory_saver._patches import all_patches
+from torch_memory_saver.errors import OutOfHostMemoryError
 
 PYPROJECT = Path(__file__).resolve().parents[4] / "pyproject.toml"
 BY_NAME = ("vllm.v1.worker.gpu_worker", "vllm.compilation.cudagraph_pool")
@@ -202,6 +203,26 @@ def test_the_worker_gets_our_backend() -> None:
     assert backend.preserves_compiled_artifacts()
     assert not backend.preserves_graphs_with_communicators()
     assert not backend.supports_durable_storage()
+
+
+@pytest.mark.parametrize("exception", [OutOfHostMemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize(("is_asleep", "state"), [(True, "SUSPENDED"), (False, "RUNNING")])
+@pytest.mark.parametrize(("call", "method"), [("suspend", "sleep"), ("resume", "wake_up"), ("discard", "discard")])
+def test_the_state_after_a_failure_says_whether_memory_is_asleep(
+    call: str, method: str, is_asleep: bool, state: str, exception: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sleep consists of two pauses, the second of which may fail."""
+    allocator = load_plugin().allocator
+
+    def fail(tags: object = None) -> None:
+        monkeypatch.setattr(type(allocator), "is_asleep", is_asleep)
+        raise exception("no")
+
+    monkeypatch.setattr(allocator, method, fail)
+    backend = make_worker().sleep_mode_backend
+    with pytest.raises(exception):
+        getattr(backend, call)(*([("kv_cache",)] if call == "discard" else []))
+    assert backend.state() == state
 
 
 @pytest.mark.parametrize("kind", ["rocm", "xpu"])
