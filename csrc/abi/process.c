@@ -5,7 +5,7 @@
 
 /* The handlers run in every fork and at exit of a process that has created the state. Locks are taken in the order of
  * saver.h (the saver's, those of the stores, then the leaves), so that the child's copy of the guarded data is consistent.
- */
+ * Two threads that create a state at once register them twice. Run a second time, each does nothing more. */
 
 /* The state whose locks this thread has taken for a fork. Another thread may publish the state during the fork. */
 static _Thread_local tms_state_t *locked;
@@ -87,19 +87,11 @@ static void at_exit(void) {
     tms_log_at_exit(&state->log);
 }
 
-/* Not part of the state, which is published after the registration. */
-static pthread_once_t registration = PTHREAD_ONCE_INIT;
-static bool fork_refused, exit_refused;
-
-/* The two registrations are independent: if one fails, the other is still useful. Each fails only if memory is short. */
-static void register_handlers(void) {
-    fork_refused = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0;
-    exit_refused = atexit(at_exit) != 0;
-}
-
 tms_status_t tms_process_register(tms_error_t *error) {
     const tms_error_context_t context = {.operation = "start", .device = TMS_NO_DEVICE};
-    (void)pthread_once(&registration, register_handlers);
+    /* The two registrations are independent: if one fails, the other is still useful. Each fails only if memory is short. */
+    bool fork_refused = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0;
+    bool exit_refused = atexit(at_exit) != 0;
     if (!fork_refused && !exit_refused) return TMS_OK;
     tms_error_set_os(error, &context, fork_refused ? "pthread_atfork" : "atexit", ENOMEM, NULL);
     tms_error_append(error, " As a result, %s.",

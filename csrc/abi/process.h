@@ -1,6 +1,6 @@
 /* Fork and exit. The handlers run on the thread that forks or exits.
  *
- * Handlers are registered once, when the state is created: one with pthread_atfork, one with atexit. In a forked child
+ * Two handlers are registered when the state is created: one with pthread_atfork, one with atexit. In a forked child
  * locks are reinitialised, and the parent's backup files and shared page forgotten. If the parent had loaded the driver, the
  * child's saver is marked `forked`: every call that would use the GPU fails with TMS_FORKED, and frees of the parent's
  * memory succeed and do nothing. Otherwise the child starts like any new process. At exit this process's backup files and
@@ -21,8 +21,8 @@
  * again by the atexit handler. */
 void tms_process_end_threads(tms_saver_t *saver);
 
-/* Registers the handlers at the first call. Called before the state is published, so that each fork that copies the state
- * takes its locks. TMS_OUT_OF_HOST_MEMORY, again at each call. */
+/* Called by a thread that has created the state, before it is published: so each fork that copies the state takes its locks.
+ * A second registration does no harm. TMS_OUT_OF_HOST_MEMORY. */
 tms_status_t tms_process_register(tms_error_t *error);
 
 #endif

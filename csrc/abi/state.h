@@ -1,5 +1,4 @@
-/* The one state of the process: every global of this library that is not thread-local, except the registration of
- * process.c.
+/* The one state of the process: every global of this library that is not thread-local.
  *
  * Created on first use by any thread (start.h) and never destroyed: at exit the system releases the memory, and process.c
  * removes the files. Creating it only reads the environment; it uses no driver, thread or file. No lock: it is published
