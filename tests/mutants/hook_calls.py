@@ -6,7 +6,7 @@ from mutant import Mutant
 
 __all__ = ["MUTANTS"]
 
-_CALLS = "torch_memory_saver/_engine/hooks.py"
+_CALLS = "torch_memory_saver/_engine/calls/hooks.py"
 _NCCL = "torch_memory_saver/nccl.py"
 _COMMUNICATORS_FILE = "torch_memory_saver/_torch/distributed/nccl_communicators.py"
 _TESTS = "tests/unit/python/engine/test_hooks.py"
@@ -109,7 +109,7 @@ _FAILED = (
 _SEVERAL_THREADS = (
     Mutant(
         "calls-of-the-same-tags-do-not-wait",
-        "torch_memory_saver/_engine/call_turns.py",
+        "torch_memory_saver/_engine/calls/call_turns.py",
         "while any(self._overlaps(other) for other in _running):",
         "while False:",
         (f"{_THREADS}::test_ctrl_c_while_waiting_for_a_turn",),
@@ -123,7 +123,7 @@ _SEVERAL_THREADS = (
     ),
     Mutant(
         "a-resume-without-a-wait-loses-its-after-callbacks",
-        "torch_memory_saver/_engine/pending.py",
+        "torch_memory_saver/_engine/calls/pending.py",
         "                pending._call_hooks()\n",
         "                pass\n",
         ("tests/unit/python/engine/test_hooks_pending.py::test_the_next_call_of_its_tags_calls_what_no_wait_has_called",),

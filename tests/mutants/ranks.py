@@ -181,7 +181,7 @@ _ROOM = (
     ),
     Mutant(
         "an-after-callback-counts-as-one-that-makes-room",
-        "torch_memory_saver/_engine/hooks.py",
+        "torch_memory_saver/_engine/calls/hooks.py",
         "        return any(matched.hook.before is not _nothing for matched in self._hooks)",
         "        return bool(self._hooks)",
         (f"{_ROOM_TESTS}::test_a_callback_before_the_pause_may_make_room",),

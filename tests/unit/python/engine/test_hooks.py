@@ -16,8 +16,8 @@ from recorded_hooks import SIZE, Recorder
 import torch_memory_saver as package
 from torch_memory_saver import _core
 from torch_memory_saver._engine import background
-from torch_memory_saver._engine import hooks as hooks_module
-from torch_memory_saver._engine.hooks import Hook, HookCall
+from torch_memory_saver._engine.calls import hooks as hooks_module
+from torch_memory_saver._engine.calls.hooks import Hook, HookCall
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.saver import TorchMemorySaver
 

@@ -17,7 +17,7 @@ from recorded_hooks import TIMEOUT_S, Gate, Recorder
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import engine
-from torch_memory_saver._engine.hooks import PendingHooks
+from torch_memory_saver._engine.calls.hooks import PendingHooks
 from torch_memory_saver._engine.process import pending_resumes
 from torch_memory_saver.errors import InvalidStateError, OutOfMemoryError
 

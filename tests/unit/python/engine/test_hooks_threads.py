@@ -11,7 +11,7 @@ import pytest
 from processes import Program, wait_until
 from recorded_hooks import SIZE, TIMEOUT_S, Gate, Recorder
 
-from torch_memory_saver._engine import call_turns
+from torch_memory_saver._engine.calls import call_turns
 
 
 @pytest.fixture
@@ -273,7 +273,7 @@ thread = threading.Thread(target=saver.pause)
 thread.start()
 inside.wait(60)
 events.clear()
-from torch_memory_saver._engine import call_turns
+from torch_memory_saver._engine.calls import call_turns
 wait = call_turns._turns_changed.wait
 def interrupted(timeout=None):
     call_turns._turns_changed.wait = wait

@@ -13,7 +13,7 @@ from nccl_stubs import Backend, Gloo, Group, OldBackend
 from recorded_hooks import Recorder
 
 from torch_memory_saver import _core, nccl
-from torch_memory_saver._engine import hooks as hooks_module
+from torch_memory_saver._engine.calls import hooks as hooks_module
 from torch_memory_saver._torch.binding import layer
 from torch_memory_saver._torch.distributed import nccl_communicators
 from torch_memory_saver.errors import InvalidArgumentError, OutOfHostMemoryError

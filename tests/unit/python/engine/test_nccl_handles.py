@@ -14,7 +14,7 @@ from nccl_stubs import HELD, Backend, Group, Nccl
 from recorded_hooks import Recorder
 
 from torch_memory_saver import nccl
-from torch_memory_saver._engine import hooks as hooks_module
+from torch_memory_saver._engine.calls import hooks as hooks_module
 from torch_memory_saver._torch.binding import layer
 from torch_memory_saver._torch.distributed import nccl_communicators
 from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverError

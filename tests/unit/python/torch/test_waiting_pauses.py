@@ -15,7 +15,7 @@ from other_threads import in_thread
 from threads import InsideRegion
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._engine import hooks as hooks_module
+from torch_memory_saver._engine.calls import hooks as hooks_module
 from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 

@@ -43,8 +43,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine.call_turns import CallTurn
-from torch_memory_saver._engine.silent_mistakes import warn_of_unknown_tags
+from torch_memory_saver._engine.calls.call_turns import CallTurn
+from torch_memory_saver._engine.calls.silent_mistakes import warn_of_unknown_tags
 from torch_memory_saver._text import joined
 from torch_memory_saver._torch.base.steps import SingleUseScope
 from torch_memory_saver._torch.records.tags import Tags, selects
