@@ -18,8 +18,8 @@ from torch_memory_saver import _core
 from torch_memory_saver._additions import added
 from torch_memory_saver._engine import preload
 from torch_memory_saver._engine.background import after_call, before_pause, explain, start_from_environment
-from torch_memory_saver._engine.calls import hooks
-from torch_memory_saver._engine.calls.hooks import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
+from torch_memory_saver._engine.calls import hook_calls
+from torch_memory_saver._engine.calls.hook_calls import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
 from torch_memory_saver._engine.calls.pending import PendingResume, on_main_thread
 from torch_memory_saver._engine.calls.silent_mistakes import warn_of_empty_pause, warn_of_receivers, warn_of_unknown_tags
 from torch_memory_saver._engine.hook_modes import DecoratingContext, check_hook_mode
@@ -502,7 +502,7 @@ def check_pause(options: PauseOptions) -> None:
     """
     _settle_pause(options)
     _check_pause(options)
-    if hooks.has_before_callback("pause", options.tags):
+    if hook_calls.has_before_callback("pause", options.tags):
         return
     torch = layer.in_use()
     with _preparing(torch, options, only_waits=True):
