@@ -120,8 +120,8 @@ _SEVERAL_THREADS = (
     Mutant(
         "each-wait-calls-the-after-callbacks",
         _CALLS,
-        "_core.move(self._uncalled, self.callbacks)",
-        "self.callbacks += self._uncalled",
+        "_core.move(self._hooks.uncalled, self.callbacks)",
+        "self.callbacks += self._hooks.uncalled",
         (f"{_PENDING}::test_after_callbacks_are_called_by_wait_and_once",),
     ),
     Mutant(

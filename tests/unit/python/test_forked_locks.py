@@ -13,7 +13,6 @@ from processes import PACKAGE, TIMEOUT_S, environment
 PROGRAM = Path(__file__).parent / "programs" / "forked_locks.py"
 #: The locks that a child may keep, with the reason. All of them belong to an object that the program makes or drops.
 KEPT = {
-    "torch_memory_saver._engine.calls.hook_calls.PendingHooks._finished": "the core refuses to wait for a parent's resume",
     "torch_memory_saver._torch.pools.late_devices._WatchPool.retiring": "the child forgets its parent's pools",
     "torch_memory_saver.nccl.NcclHook._lock": "a child cannot use its parent's communicators",
     "torch_memory_saver.ranks.vote.Position.turn": "it is never waited for, and a child cannot use its parent's groups",

@@ -45,7 +45,7 @@ from torch_memory_saver._engine.calls.call_turns import CallTurn
 from torch_memory_saver._engine.calls.hooks import HookCall, Registered, registered
 from torch_memory_saver._engine.calls.silent_mistakes import warn_of_unknown_tags
 from torch_memory_saver._text import joined
-from torch_memory_saver._torch.base.steps import SingleUseScope
+from torch_memory_saver._torch.base.steps import Notifier, SingleUseScope
 from torch_memory_saver._torch.records.tags import Tags, selects
 from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchMemorySaverError, add_note
 from torch_memory_saver.options import PauseOptions, ResumeOptions, refuse_unrun, select_tags
@@ -268,15 +268,23 @@ class PendingHooks:
 
     Attributes:
         called: Whether a thread has begun to call the callbacks.
+        uncalled: The callbacks, until then.
+        finished: Whether the callbacks have returned.
     """
 
     def __init__(self, callbacks: _Callbacks) -> None:
-        self._uncalled = [callbacks]  # empty once a thread has begun to call the callbacks
-        self._finished = threading.Event()
+        self.uncalled = [callbacks]
+        self.finished = False
+        self._finish = Notifier()
 
     @property
     def called(self) -> bool:
-        return not self._uncalled
+        return not self.uncalled
+
+    def end(self) -> None:
+        """Wake the threads that wait for the callbacks. May be repeated."""
+        self.finished = True
+        self._finish.notify()
 
     def wait(self, wait_for_end: Callable[[], ResumeReport], has_ended: Callable[[], bool]) -> ResumeReport:
         """Wait with `wait_for_end`, and then call the callbacks unless another thread has begun to call them.
@@ -288,7 +296,7 @@ class PendingHooks:
                 yet.
             Exception: Raised by `wait_for_end`, or the first exception of a callback.
         """
-        if not self._finished.is_set():
+        if not self.finished:
             refuse_inner_call("wait")
         try:
             report = wait_for_end()
@@ -302,42 +310,35 @@ class PendingHooks:
         return report
 
     def _call_once(self, report: ResumeReport | None, error: BaseException | None) -> None:
-        claim = _Claim(self._uncalled, self._finished, report, error)
+        claim = _Claim(self, report, error)
         _core.within(claim, self._await_others, claim)
 
     def _await_others(self, claim: _Claim) -> None:
         if not claim.callbacks:
-            self._finished.wait()
+            self._finish.wait_until(lambda: self.finished, math.inf)
 
 
 class _Claim(SingleUseScope):
-    """A scope that only the first thread claims the callbacks with. Its end calls them there, and then wakes the others.
+    """A scope by which the first thread claims the callbacks. Its end calls them, and then wakes the other threads.
 
     Attributes:
         callbacks: The callbacks of the call on the first thread, and nothing on other threads.
     """
 
-    def __init__(
-        self,
-        uncalled: list[_Callbacks],
-        finished: threading.Event,
-        report: ResumeReport | None,
-        error: BaseException | None,
-    ) -> None:
-        self._uncalled = uncalled
-        self._finished = finished
+    def __init__(self, hooks: PendingHooks, report: ResumeReport | None, error: BaseException | None) -> None:
+        self._hooks = hooks
         self._report = report
         self._error = error
         self.callbacks: list[_Callbacks] = []
 
     def _begin(self) -> None:
         with contextlib.suppress(IndexError):  # another thread was first
-            _core.move(self._uncalled, self.callbacks)
+            _core.move(self._hooks.uncalled, self.callbacks)
 
     def _end(self) -> None:
         for callbacks in self.callbacks:
             callbacks.call_following(self._report, self._error)
-            self._finished.set()
+            self._hooks.end()
 
     def _left(self, entry: None, exception: BaseException | None) -> None:
         error, self._error = self._error, None

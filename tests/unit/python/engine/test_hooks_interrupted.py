@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,12 @@ def _accept(options: object) -> None:
     """Refuse nothing."""
 
 
+@pytest.fixture(autouse=True)
+def _nothing_pending() -> None:
+    """Forget resumes of earlier tests."""
+    pending_resumes.settle("pause", None, math.inf)
+
+
 def _two_hooks(hooks: Recorder) -> None:
     hooks.allocate("a")
     for name in ("one", "two"):
@@ -50,13 +57,12 @@ def calls(hooks: Recorder) -> dict[str, Call]:
     """A pause and a resume of the tag, without what the engine does beside the core."""
     core: Any = _core
     tags = (hooks.tag("a"),)
+    waiting = ResumeOptions.check(tags)._replace(deadline=0.0)  # a test that finds a turn taken fails, and does not wait
     return {
         "pause": lambda: with_hooks(
             "pause", PauseOptions.check(tags, timeout=0.0), _accept, lambda options: core.pause(options.tags, None)
         ),
-        "resume": lambda: with_hooks(
-            "resume", ResumeOptions.check(tags), _accept, lambda options: core.resume(options.tags, None)
-        ),
+        "resume": lambda: with_hooks("resume", waiting, _accept, lambda options: core.resume(options.tags, None)),
     }
 
 
@@ -127,14 +133,14 @@ def test_a_resume_that_has_begun_is_pending_after_an_interruption(hooks: Recorde
     for place in every_interruption(lambda: _begin(tags)):
         outcomes.append(bool(pending_resumes._resumes))
         assert call_turns._running == [], place
-        in_thread(lambda: pending_resumes.settle("pause", tags, 0.0 if not outcomes[-1] else 1e9))
+        in_thread(lambda: pending_resumes.settle("pause", tags, 0.0 if not outcomes[-1] else math.inf))
         assert hooks.states() == {_core.STATE_ACTIVE if outcomes[-1] else _core.STATE_PAUSED}, place
         if with_callbacks:
             _check_followed(hooks.take_events(), outcomes[-1], place)
             assert not outcomes[-1] or hooks.told["one", "after"].error is None
         assert pending_resumes._resumes == []
         _core.pause(tags, None)
-    pending_resumes.settle("pause", tags, 1e9)
+    pending_resumes.settle("pause", tags, math.inf)
     assert outcomes.count(True) > 5 and outcomes.count(False) > 5
 
 
