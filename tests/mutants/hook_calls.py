@@ -122,7 +122,7 @@ _SEVERAL_THREADS = (
         _CALLS,
         "_core.move(self._hooks.uncalled, self.callbacks)",
         "self.callbacks += self._hooks.uncalled",
-        (f"{_PENDING}::test_after_callbacks_are_called_by_wait_and_once",),
+        (f"{_PENDING}::test_a_signal_while_the_callbacks_begin_leaves_no_thread_waiting",),
     ),
     Mutant(
         "a-resume-without-a-wait-loses-its-after-callbacks",

@@ -474,7 +474,7 @@ class _Callbacks:
             self._keep_failure(matched.hook.name, once.callback, error, raised)
 
     def _keep_failure(self, name: str, callback: str, error: BaseException | None, raised: BaseException) -> None:
-        first = _more_urgent(self._failure or error, raised)
+        first = _more_urgent(error if self._failure is None else self._failure, raised)
         self._failure = None if first is error else first
         what = f"after-callback {name} raised; the memory is {self._operation}d, and"
         if callback == "cancelled":
