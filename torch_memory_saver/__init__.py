@@ -21,9 +21,9 @@ from torch_memory_saver._interface import __version__  # the first import, which
 
 # isort: split
 from torch_memory_saver import errors, reports
+from torch_memory_saver._engine.calls.hooks import Hook, HookCall, HookHandle
+from torch_memory_saver._engine.calls.pending import PendingResume
 from torch_memory_saver._engine.hook_modes import register_hook_mode
-from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
-from torch_memory_saver._engine.pending import PendingResume
 from torch_memory_saver._engine.tensors.managed_tensors import ManageHandle
 from torch_memory_saver._engine.tensors.preserved import PreserveHandle
 from torch_memory_saver.errors import OutOfMemoryError, TorchMemorySaverError

@@ -14,12 +14,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast, overload
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine import hook_modes, hooks, preload
+from torch_memory_saver._engine import hook_modes, preload
+from torch_memory_saver._engine.calls import hooks
+from torch_memory_saver._engine.calls.hooks import Hook, HookCall, HookHandle
+from torch_memory_saver._engine.calls.pending import PendingResume
 from torch_memory_saver._engine.disabled import DisabledEngine
 from torch_memory_saver._engine.engine import Engine
 from torch_memory_saver._engine.hook_modes import DecoratingContext, HookMode
-from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
-from torch_memory_saver._engine.pending import PendingResume
 from torch_memory_saver._engine.tensors.lookup import is_paused, tag_of
 from torch_memory_saver._engine.tensors.preserved import PreserveHandle
 from torch_memory_saver._patches import Patch, patches_in_force

@@ -91,15 +91,15 @@ _FRESH = (
     Mutant(
         "the-record-of-another-tag-is-lost",
         _BLOCKS,
-        "            self._live = kept | found",
-        "            self._live = found",
+        "        self._live.update(found)",
+        "        self._live = found",
         (_BLOCK_TESTS, _FRESH_TESTS),
     ),
     Mutant(
         "the-record-of-freed-memory-stays",
         _BLOCKS,
-        "if place[0] in addresses - waiting}",
-        "if place[0] not in waiting}",
+        "if place not in found and place[0] not in kept:",
+        "if place not in found and place[0] in waiting:",
         (_BLOCK_TESTS,),
     ),
     Mutant(

@@ -6,12 +6,15 @@ from mutant import Mutant
 
 __all__ = ["MUTANTS"]
 
-_CALLS = "torch_memory_saver/_engine/hooks.py"
+_CALLS = "torch_memory_saver/_engine/calls/hook_calls.py"
+_TURNS = "torch_memory_saver/_engine/calls/call_turns.py"
+_PENDING_RESUMES = "torch_memory_saver/_engine/calls/pending.py"
 _NCCL = "torch_memory_saver/nccl.py"
 _COMMUNICATORS_FILE = "torch_memory_saver/_torch/distributed/nccl_communicators.py"
 _TESTS = "tests/unit/python/engine/test_hooks.py"
 _FAILURES = "tests/unit/python/engine/test_hooks_failures.py"
 _PENDING = "tests/unit/python/engine/test_hooks_pending.py"
+_INTERRUPTED = "tests/unit/python/engine/test_hooks_interrupted.py"
 _THREADS = "tests/unit/python/engine/test_hooks_threads.py"
 _NCCL_TESTS = "tests/unit/python/engine/test_nccl.py"
 _NCCL_HANDLES = "tests/unit/python/engine/test_nccl_handles.py"
@@ -20,14 +23,14 @@ _ORDER = (
     Mutant(
         "after-callbacks-in-the-order-of-registration",
         _CALLS,
-        "for matched in reversed(self._hooks):",
-        "for matched in self._hooks:",
+        "        while self._hooks:\n",
+        "        self._hooks.reverse()\n        while self._hooks:\n",
         (_TESTS, _FAILURES),
     ),
     Mutant(
         "hooks-are-called-where-nothing-changes",
         _CALLS,
-        "if row.state not in unconcerned and selects(tags, row.tag)",
+        "if row.state not in skipped and selects(tags, row.tag)",
         "if selects(tags, row.tag)",
         (_TESTS,),
     ),
@@ -48,8 +51,8 @@ _ORDER = (
     Mutant(
         "results-of-callbacks-are-kept",
         _CALLS,
-        "map(type, map(matched.hook.before, (matched.call,)))",
-        "map(matched.hook.before, (matched.call,))",
+        "map(type, map(function, self._arguments))",
+        "map(function, self._arguments)",
         (f"{_TESTS}::test_what_a_callback_returns_is_dropped", "preload:tests/gpu/test_hooks.py"),
     ),
     Mutant(
@@ -65,15 +68,15 @@ _FAILED = (
     Mutant(
         "a-before-callback-that-raised-is-cancelled",
         _CALLS,
-        "returned = self._begun[: len(self._returned)]",
-        "returned = self._begun[:]",
+        'return _Once("cancelled", self.hook.cancelled, error) if self.before.results else None',
+        'return _Once("cancelled", self.hook.cancelled, error) if self.before.begun else None',
         (f"{_FAILURES}::test_a_before_callback_raises",),
     ),
     Mutant(
         "paused-memory-is-taken-for-a-cancelled-pause",
         _CALLS,
-        "if error is None or not changed.isdisjoint(matched.addresses):",
-        "if error is None:",
+        "has_changed = error is None or not changed.isdisjoint(matched.addresses)",
+        "has_changed = error is None",
         (f"{_FAILURES}::test_memory_that_is_damaged_has_been_paused",),
     ),
     Mutant(
@@ -109,24 +112,51 @@ _FAILED = (
 _SEVERAL_THREADS = (
     Mutant(
         "calls-of-the-same-tags-do-not-wait",
-        "torch_memory_saver/_engine/call_turns.py",
-        "while any(self._overlaps(other) for other in _running):",
-        "while False:",
+        _TURNS,
+        "if any(self._overlaps(other) for other in list(_running)):",
+        "if False:",
         (f"{_THREADS}::test_ctrl_c_while_waiting_for_a_turn",),
     ),
     Mutant(
         "each-wait-calls-the-after-callbacks",
         _CALLS,
-        "_core.move(self._uncalled, self.runs)",
-        "self.runs += self._uncalled",
-        (f"{_PENDING}::test_after_callbacks_are_called_by_wait_and_once",),
+        "_core.move(self._hooks.uncalled, self.callbacks)",
+        "self.callbacks += self._hooks.uncalled",
+        (f"{_PENDING}::test_a_signal_while_the_callbacks_begin_leaves_no_thread_waiting",),
     ),
     Mutant(
         "a-resume-without-a-wait-loses-its-after-callbacks",
-        "torch_memory_saver/_engine/pending.py",
-        "                pending._call_hooks()\n",
-        "                pass\n",
-        ("tests/unit/python/engine/test_hooks_pending.py::test_the_next_call_of_its_tags_calls_what_no_wait_has_called",),
+        _PENDING_RESUMES,
+        "                pending._call_hooks()",
+        "                pass",
+        (f"{_PENDING}::test_the_next_call_of_its_tags_calls_what_no_wait_has_called",),
+    ),
+)
+
+_SIGNALS = (
+    Mutant(
+        "an-interrupted-call-keeps-its-turn",
+        _TURNS,
+        "    _end = give_back\n",
+        "",
+        (f"{_INTERRUPTED}::test_an_interrupted_call_gives_its_turn_back_and_calls_what_follows",),
+    ),
+    Mutant(
+        "a-signal-before-a-callback-counts-as-its-failure",
+        _CALLS,
+        "            if not once.begun:\n                raise\n",
+        "",
+        (f"{_INTERRUPTED}::test_an_interrupted_call_gives_its_turn_back_and_calls_what_follows",),
+    ),
+    Mutant(
+        "an-interrupted-begin-of-a-resume-is-not-pending",
+        _CALLS,
+        "        if not self._begun:\n            super()._end()\n            return\n",
+        "        if not self._begun or self._error is not None:\n            super()._end()\n            return\n",
+        (
+            f"{_INTERRUPTED}::test_a_resume_that_has_begun_is_pending_after_an_interruption",
+            f"{_INTERRUPTED}::test_a_signal_just_after_a_resume_without_hooks_has_begun",
+        ),
     ),
 )
 
@@ -196,4 +226,4 @@ _COMMUNICATORS = (
     ),
 )
 
-MUTANTS = _ORDER + _FAILED + _SEVERAL_THREADS + _COMMUNICATORS
+MUTANTS = _ORDER + _FAILED + _SEVERAL_THREADS + _SIGNALS + _COMMUNICATORS

@@ -450,7 +450,7 @@ _WAITS = (
     ),
     Mutant(
         "each-pending-resume-gets-the-whole-timeout",
-        "torch_memory_saver/_engine/pending.py",
+        "torch_memory_saver/_engine/calls/pending.py",
         "            pending._await(operation, deadline)",
         "            pending._await(operation, time.monotonic() + 10.0)",
         ("tests/unit/python/test_pending.py::test_all_pending_resumes_share_the_timeout_of_a_pause",),

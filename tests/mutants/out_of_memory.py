@@ -59,7 +59,7 @@ MUTANTS = (
     ),
     Mutant(
         "each-wait-makes-a-report",
-        "torch_memory_saver/_engine/pending.py",
+        "torch_memory_saver/_engine/calls/pending.py",
         "if next(self._failures) == 0:",
         "if next(self._failures) >= 0:",
         ("torch:tests/gpu/test_oom_report.py::test_a_resume_in_the_background_makes_one_however_often_it_is_awaited",),

@@ -182,14 +182,14 @@ _ROOM = (
     Mutant(
         "a-callback-that-makes-room-is-not-waited-for",
         "torch_memory_saver/_engine/engine.py",
-        '    if hooks.has_before_callback("pause", options.tags):',
+        '    if hook_calls.has_before_callback("pause", options.tags):',
         "    if False:",
         (f"{_ROOM_TESTS}::test_a_callback_before_the_pause_may_make_room",),
     ),
     Mutant(
         "an-after-callback-counts-as-one-that-makes-room",
-        "torch_memory_saver/_engine/hooks.py",
-        "        return any(matched.hook.before is not _nothing for matched in self._hooks)",
+        "torch_memory_saver/_engine/calls/hook_calls.py",
+        "        return any(matched.hook.has_before for matched in self._hooks)",
         "        return bool(self._hooks)",
         (f"{_ROOM_TESTS}::test_a_callback_before_the_pause_may_make_room",),
     ),

@@ -24,11 +24,16 @@ class Interruption(BaseException):
     """The exception of the handler."""
 
 
-class _Handler:
-    """Raises at the place with the given number, if it is 0 or more."""
+def _interrupt() -> None:
+    raise Interruption
 
-    def __init__(self, at: int) -> None:
+
+class _Handler:
+    """Calls a function at the place with the given number, if it is 0 or more. It raises by default."""
+
+    def __init__(self, at: int, act: Callable[[], object] = _interrupt) -> None:
         self._at = at
+        self._act = act
         self.places = 0
 
     def call(self, frame: FrameType, event: str, argument: Any) -> Any:
@@ -47,7 +52,7 @@ class _Handler:
     def _place(self) -> None:
         self.places += 1
         if self.places - 1 == self._at:
-            raise Interruption
+            self._act()
 
 
 def places_of(work: Callable[[], object]) -> int:
@@ -82,3 +87,9 @@ def every_interruption(work: Callable[[], object], step: int = 1) -> Iterator[in
     while interrupted(work, at):
         yield at
         at += step
+
+
+def finalize_at_every_place(work: Callable[[], object], finalizer: Callable[[], object]) -> None:
+    """Call `work` once for each place, and `finalizer` at that place, as the garbage collector may call one anywhere."""
+    for at in range(places_of(work)):
+        _trace(work, _Handler(at, finalizer))

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver._engine import preload
+from torch_memory_saver._engine.calls.pending import PendingResume, handle_of
 from torch_memory_saver._engine.engine import Engine, check_capture, check_path, check_reservation, options_of_region
 from torch_memory_saver._engine.hook_modes import DecoratingContext
-from torch_memory_saver._engine.pending import PendingResume, handle_of
 from torch_memory_saver._engine.process import graph_pools, pool_store
 from torch_memory_saver._engine.region import check_bound
 from torch_memory_saver._engine.tensors.freshness import Checked

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._additions import added
-from torch_memory_saver._engine import hooks, preload
+from torch_memory_saver._engine import preload
 from torch_memory_saver._engine.background import after_call, before_pause, explain, start_from_environment
+from torch_memory_saver._engine.calls import hook_calls
+from torch_memory_saver._engine.calls.hook_calls import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
+from torch_memory_saver._engine.calls.pending import PendingResume, on_main_thread
+from torch_memory_saver._engine.calls.silent_mistakes import warn_of_empty_pause, warn_of_receivers, warn_of_unknown_tags
 from torch_memory_saver._engine.hook_modes import DecoratingContext, check_hook_mode
-from torch_memory_saver._engine.hooks import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
 from torch_memory_saver._engine.native_log import passes_log_on
-from torch_memory_saver._engine.pending import PendingResume, on_main_thread
 from torch_memory_saver._engine.process import (
     blas_workspaces,
     graph_pools,
@@ -34,7 +36,6 @@ from torch_memory_saver._engine.process import (
     shared_memory,
 )
 from torch_memory_saver._engine.region import Region, bind_region
-from torch_memory_saver._engine.silent_mistakes import warn_of_empty_pause, warn_of_receivers, warn_of_unknown_tags
 from torch_memory_saver._engine.tensors.freshness import Checked, check_fresh
 from torch_memory_saver._engine.tensors.lookup import get_cpu_backup
 from torch_memory_saver._engine.tensors.preserved import PreserveHandle, preserving_finder
@@ -501,7 +502,7 @@ def check_pause(options: PauseOptions) -> None:
     """
     _settle_pause(options)
     _check_pause(options)
-    if hooks.has_before_callback("pause", options.tags):
+    if hook_calls.has_before_callback("pause", options.tags):
         return
     torch = layer.in_use()
     with _preparing(torch, options, only_waits=True):

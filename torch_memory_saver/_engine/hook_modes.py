@@ -17,7 +17,7 @@ from torch_memory_saver.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from torch_memory_saver._engine.pending import PendingResume
+    from torch_memory_saver._engine.calls.pending import PendingResume
     from torch_memory_saver._engine.tensors.managed_tensors import ManageHandle
     from torch_memory_saver._engine.tensors.preserved import PreserveHandle
     from torch_memory_saver.reports.freshness import FreshReport

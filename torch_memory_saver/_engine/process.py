@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._additions import added
-from torch_memory_saver._engine.pending import PendingResumes
+from torch_memory_saver._engine.calls.pending import PendingResumes
 from torch_memory_saver._engine.region import Region
 from torch_memory_saver._engine.tensors.managed_modules import ManagedModules
 from torch_memory_saver._engine.tensors.preserved import Preserved

@@ -13,7 +13,6 @@ from processes import PACKAGE, TIMEOUT_S, environment
 PROGRAM = Path(__file__).parent / "programs" / "forked_locks.py"
 #: The locks that a child may keep, with the reason. All of them belong to an object that the program makes or drops.
 KEPT = {
-    "torch_memory_saver._engine.hooks.PendingHooks._finished": "the core refuses the wait for a resume of the parent",
     "torch_memory_saver._torch.pools.late_devices._WatchPool.retiring": "the child forgets its parent's pools",
     "torch_memory_saver.nccl.NcclHook._lock": "a child cannot use its parent's communicators",
 }

@@ -14,7 +14,7 @@ import pytest
 from core_regions import core_region
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine.pending import PendingResume, PendingResumes
+from torch_memory_saver._engine.calls.pending import PendingResume, PendingResumes
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, OutOfMemoryError
 from torch_memory_saver.reports.transitions import ResumeReport
 

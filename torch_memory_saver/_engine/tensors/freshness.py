@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine.pending import on_main_thread
+from torch_memory_saver._engine.calls.pending import on_main_thread
 from torch_memory_saver._engine.tensors.lookup import FoundTensor, FoundTensors, add_extents, find_tensors, storages_of
 from torch_memory_saver._torch.binding import layer
 from torch_memory_saver._torch.memory.live_blocks import ManagedBlock

@@ -22,7 +22,7 @@ from itertools import islice, repeat
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine.pending import on_main_thread
+from torch_memory_saver._engine.calls.pending import on_main_thread
 from torch_memory_saver._torch.binding import layer
 from torch_memory_saver.errors import InvalidArgumentError, NotManagedError, TorchUnavailableError
 

@@ -12,15 +12,14 @@ without a backup; elsewhere everything is kept anyway.
 Thousands of storages must not delay a pause. So addresses and sizes are in parallel lists of numbers, which functions of
 Python's library process: there is no object and no loop for each storage.
 
-One lock guards the registrations, and nothing else. Weak references are resolved without it: the last reference to a
-storage may be dropped then, which frees memory.
+One lock guards the changes of the registrations, and nothing else. Weak references are resolved without it: the last
+reference to a storage may be dropped then, which frees memory.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-import threading
 import weakref
 from array import array
 from bisect import bisect_left, bisect_right
@@ -33,6 +32,7 @@ from typing import Any, NamedTuple
 from torch_memory_saver import _core
 from torch_memory_saver._engine.tensors.lookup import add_extents, storages_of
 from torch_memory_saver._text import binary_size, counted
+from torch_memory_saver._torch.base.steps import InterruptSafeLock
 from torch_memory_saver._torch.memory.live_blocks import Live
 from torch_memory_saver._torch.records.tags import Tags, selects
 from torch_memory_saver.errors import InvalidArgumentError
@@ -90,6 +90,10 @@ class _Group:
                 _add_members_of(module, each.parameters, members)
         yield from storages_of(torch, [member for member in members if member is not None])
 
+    def update(self, entries: _Group) -> None:
+        self.storages.update(entries.storages)
+        self.modules.update(entries.modules)
+
     def remove(self, entries: _Group) -> None:
         """Remove entries that died or whose handle was removed.
 
@@ -97,10 +101,10 @@ class _Group:
         """
         for key, reference in entries.storages.items():
             if self.storages.get(key) is reference:
-                del self.storages[key]
+                self.storages.pop(key, None)  # a finalizer may have removed it
         for key, module in entries.modules.items():
             if self.modules.get(key) is module:
-                del self.modules[key]
+                self.modules.pop(key, None)
 
     def __bool__(self) -> bool:
         return bool(self.storages or self.modules)
@@ -131,7 +135,7 @@ class PreservedObjects:
 
     def after_fork_in_child(self) -> None:
         """Replace the lock, which another thread of the parent may have held."""
-        self._lock = threading.Lock()
+        self._lock = InterruptSafeLock()
 
     def add(self, torch: Any, what: Iterable[Any], tag: str | None, parameters: bool) -> _Group:
         """Register tensors and modules, and return what :meth:`remove` takes.
@@ -140,23 +144,17 @@ class PreservedObjects:
             InvalidArgumentError: A tensor of a layout whose parts are not known. Nothing was registered.
         """
         added = _group_of(torch, what, parameters)
-        with self._lock:
-            group = self._groups.setdefault(tag, _Group())
-            group.storages.update(added.storages)
-            group.modules.update(added.modules)
+        self._lock.call(self._groups.setdefault(tag, _Group()).update, added)
         return added
 
     def remove(self, added: _Group, tag: str | None) -> None:
         """Remove the entries of one call of :meth:`add`."""
-        with self._lock:
-            self._groups[tag].remove(added)
+        self._lock.call(self._groups[tag].remove, added)
 
     def find_storages(self, torch: Any) -> Iterator[tuple[str | None, Iterator[Any]]]:
         """Yield each tag with the storages that its registered objects stand for now. Remove objects that have died once
         the storages of their tag were consumed."""
-        with self._lock:
-            groups = {tag: group.copy() for tag, group in self._groups.items()}
-        for tag, group in groups.items():
+        for tag, group in [(tag, group.copy()) for tag, group in list(self._groups.items())]:
             dead = _Group()
             yield tag, group.find_storages(torch, dead)
             if dead:

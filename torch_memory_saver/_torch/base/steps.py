@@ -15,7 +15,8 @@ native core. After an exception the record says whether the change was made, and
 
 A lock that a signal handler must not leave held is taken by ``_core.within``, also in the bookkeeping of pools. ``with
 lock:`` is not enough: Python 3.14 runs handlers after the acquisition and before the block, which then releases nothing
-(CPython issue 148874).
+(CPython issue 148874). The lock is an RLock, because signal handlers and finalizers run on the thread that holds it: the
+garbage collector may begin wherever that thread allocates an object or calls a function (:class:`InterruptSafeLock`).
 
 A thread that waits for another one holds no lock (:class:`Notifier`), unlike a thread that waits for a condition variable. A
 signal handler that raises ends the wait and leaves nothing locked. The caller protects the state that its condition reads.
@@ -30,11 +31,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from torch_memory_saver import _core
 
-__all__ = ["InterruptSafeExitStack", "Notifier", "SingleUseScope", "call_each"]
+__all__ = ["InterruptSafeExitStack", "InterruptSafeLock", "Notifier", "SingleUseScope", "call_each"]
+
+_Result = TypeVar("_Result")
 
 
 class SingleUseScope(_core.Scope):
@@ -96,6 +99,18 @@ class InterruptSafeExitStack:
     def has_succeeded(self) -> bool:
         """Whether all exits have returned."""
         return len(self._left) == len(self._returned)
+
+
+class InterruptSafeLock:
+    """A reentrant lock under which functions are called, and which no signal handler leaves held. A function must expect
+    that a finalizer calls another one between two of its steps."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Return the result of a function that is called with the lock held."""
+        return _core.within(self._lock, function, *arguments)
 
 
 class Notifier:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import inspect
 import os
-import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_memory_saver._torch.base.steps import InterruptSafeLock
 from torch_memory_saver._torch.binding import layer
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, TorchUnavailableError
 
@@ -157,39 +157,40 @@ class _Recorder:
     """The recording of this process, which has one."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = InterruptSafeLock()
         self.current: History | None = None
         self.native_frames = False  # whether blocks may have C++ frames that it recorded, also after its end
 
     def start(self, torch: Any, request: Request) -> History:
         function, accepted = _function_of(torch)
         call = call_for(accepted, request)
-        devices = tuple(range(torch.cuda.device_count()))
-        with self._lock:
-            _make(function, call, devices)
-            self.current = History(
-                mode=request.mode,
-                context=request.context,
-                stacks="python" if "stacks" in call.unsupported else request.stacks,
-                max_entries=request.max_entries,
-                host=request.record_host and "record_host" not in call.unsupported,
-                devices=devices,
-                unsupported=call.unsupported,
-                arguments=dict(call.arguments),
-                torch_version=str(torch.__version__),
-            )
-            self.native_frames |= self.current.stacks != "python"
-            return self.current
+        history = History(
+            mode=request.mode,
+            context=request.context,
+            stacks="python" if "stacks" in call.unsupported else request.stacks,
+            max_entries=request.max_entries,
+            host=request.record_host and "record_host" not in call.unsupported,
+            devices=tuple(range(torch.cuda.device_count())),
+            unsupported=call.unsupported,
+            arguments=dict(call.arguments),
+            torch_version=str(torch.__version__),
+        )
+        self._lock.call(self._make, function, call, history.devices, history)
+        return history
 
     def stop(self, torch: Any) -> None:
         function, accepted = _function_of(torch)
-        with self._lock:
-            _make(function, call_to_stop(accepted), tuple(range(torch.cuda.device_count())))
-            self.current = None
+        self._lock.call(self._make, function, call_to_stop(accepted), tuple(range(torch.cuda.device_count())), None)
+
+    def _make(self, function: Any, call: Call, devices: tuple[int, ...], history: History | None) -> None:
+        """Make a call of PyTorch, and record what it has enabled."""
+        _make(function, call, devices)
+        self.current = history
+        self.native_frames |= history is not None and history.stacks != "python"
 
     def after_fork_in_child(self) -> None:
         # A child cannot use its parent's CUDA, so nothing of the parent's is recorded in it.
-        self._lock = threading.Lock()
+        self._lock = InterruptSafeLock()
         self.current = None
         self.native_frames = False
 

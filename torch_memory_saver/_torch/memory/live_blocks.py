@@ -10,13 +10,12 @@ A block that is allocated after a resume reuses memory that the resume has fille
 leftover of the pause. PyTorch does not number its blocks, so a block counts as the one that was live then if it has the
 same address and size. A block that was freed and allocated again at the same place cannot be distinguished from it.
 
-Owns the record of resumes, which exists for memory that was resumed while guard mode was on. Any thread may call. The lock
-guards the record only, and nothing of torch is called with it held.
+Owns the record of resumes, which exists for memory that was resumed while guard mode was on. Any thread may call. There is
+no lock, because each change of the record is one call of C code.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -106,7 +105,6 @@ class ResumedBlocks:
         self._reset()
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
         #: The live blocks by the address and the size of their segment.
         self._live: dict[_Place, frozenset[_Place]] = {}
 
@@ -125,16 +123,16 @@ class ResumedBlocks:
             for segment in torch.segments()
             if segment["address"] in waiting
         }
-        addresses = {row.address for row in rows}
-        with self._lock:
-            kept = {place: blocks for place, blocks in self._live.items() if place[0] in addresses - waiting}
-            self._live = kept | found
+        self._live.update(found)
+        kept = {row.address for row in rows} - waiting
+        for place in list(self._live):
+            if place not in found and place[0] not in kept:
+                self._live.pop(place, None)  # another thread may have been first
 
     def live_in(self, segment: Mapping[str, Any]) -> frozenset[_Place] | None:
         """Return the blocks of a segment of PyTorch's snapshot that were live when its resume began. None if that resume was
         not recorded, because torch was not in use or a caller of the C functions made it."""
-        with self._lock:
-            return self._live.get((segment["address"], segment["total_size"]))
+        return self._live.get((segment["address"], segment["total_size"]))
 
 
 class ManagedBlock(NamedTuple):

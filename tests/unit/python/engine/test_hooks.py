@@ -16,8 +16,9 @@ from recorded_hooks import SIZE, Recorder
 import torch_memory_saver as package
 from torch_memory_saver import _core
 from torch_memory_saver._engine import background
-from torch_memory_saver._engine import hooks as hooks_module
-from torch_memory_saver._engine.hooks import Hook, HookCall
+from torch_memory_saver._engine.calls import hook_calls
+from torch_memory_saver._engine.calls import hooks as hooks_module
+from torch_memory_saver._engine.calls.hooks import Hook, HookCall
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.saver import TorchMemorySaver
 
@@ -118,9 +119,9 @@ def test_without_hooks_nothing_more_is_done(hooks: Recorder, monkeypatch: pytest
     hooks.allocate("a")
     handle = hooks.on_pause("gone")
     handle.remove()
-    assert hooks_module._hooks["pause"] == hooks_module._hooks["resume"] == ()
-    for name in ("_HookRun", "CallTurn", "select_tags"):
-        monkeypatch.setattr(hooks_module, name, refuse)
+    assert hooks_module._hooks == {"pause": [], "resume": []}
+    for name in ("_rows_to_change", "CallTurn", "select_tags"):
+        monkeypatch.setattr(hook_calls, name, refuse)
     hooks.saver.pause()
     hooks.saver.resume()
     hooks.saver.pause()
@@ -177,7 +178,7 @@ def test_the_same_function_can_be_registered_twice(hooks: Recorder) -> None:
 
 def test_decorators_return_the_function(hooks: Recorder) -> None:
     hooks.allocate("a")
-    before = hooks_module._hooks["pause"], hooks_module._hooks["resume"]
+    before = {operation: hooks_module.registered(operation) for operation in ("pause", "resume")}
     calls: list[str] = []
 
     @hooks.saver.on_pause(iter([hooks.tag("a")]), "after")
@@ -192,7 +193,7 @@ def test_decorators_return_the_function(hooks: Recorder) -> None:
         assert calls == ["pause", "resume"]
         assert hooks_module._hooks["resume"][-1].before is note
     finally:
-        hooks_module._hooks.update(zip(("pause", "resume"), before, strict=True))
+        hooks_module._hooks.update(before)
 
 
 def test_callbacks_may_allocate_and_free(hooks: Recorder, fake_torch: FakeTorch) -> None:
@@ -343,7 +344,7 @@ def test_what_cannot_be_registered(saver: TorchMemorySaver, arguments: Any, mess
             made = register(*arguments)
             made(print)  # the decorator, if it is one
         assert caught.value.operation == call
-    assert hooks_module._hooks["pause"] == hooks_module._hooks["resume"] == ()
+    assert hooks_module._hooks == {"pause": [], "resume": []}
 
 
 @pytest.mark.parametrize("function", DEFERRED)
@@ -359,7 +360,7 @@ def test_callbacks_whose_body_never_runs_are_refused(saver: TorchMemorySaver, fu
             register(None, "before", print, cancelled=function)
         with pytest.raises(InvalidArgumentError, match="a method of the hook must be an ordinary function"):
             register(None, hook)
-    assert hooks_module._hooks["pause"] == hooks_module._hooks["resume"] == ()
+    assert hooks_module._hooks == {"pause": [], "resume": []}
 
 
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")

@@ -17,7 +17,7 @@ from recorded_hooks import TIMEOUT_S, Gate, Recorder
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import engine
-from torch_memory_saver._engine.hooks import PendingHooks
+from torch_memory_saver._engine.calls.hook_calls import PendingHooks
 from torch_memory_saver._engine.process import pending_resumes
 from torch_memory_saver.errors import InvalidStateError, OutOfMemoryError
 
@@ -150,13 +150,17 @@ def test_a_signal_while_the_callbacks_begin_leaves_no_thread_waiting() -> None:
     callbacks: list[PendingHooks] = []
 
     def call() -> None:
-        callbacks.append(PendingHooks(cast("Any", SimpleNamespace(call_after=lambda report, error: None))))
+        callbacks.append(PendingHooks(cast("Any", SimpleNamespace(call_following=_nothing, raise_failure=_nothing))))
         callbacks[-1]._call_once(None, None)
 
     for place in every_interruption(call):
         for each in callbacks:
-            assert not each.called or each._finished.is_set(), place
-    assert callbacks[-1].called and callbacks[-1]._finished.is_set()
+            assert not each.called or each.finished, place
+    assert callbacks[-1].called and callbacks[-1].finished
+
+
+def _nothing(*arguments: Any) -> None:
+    pass
 
 
 def _interrupt(*arguments: Any) -> Any:

@@ -11,20 +11,22 @@ import pytest
 from processes import Program, wait_until
 from recorded_hooks import SIZE, TIMEOUT_S, Gate, Recorder
 
-from torch_memory_saver._engine import call_turns
+from torch_memory_saver._engine.calls import call_turns
 
 
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Grows whenever a call begins to wait for its turn."""
     waits: list[None] = []
-    wait = call_turns._turns_changed.wait
+    take = call_turns.CallTurn._take
 
-    def counted(timeout: float | None = None) -> bool:
-        waits.append(None)
-        return wait(timeout)
+    def counted(turn: call_turns.CallTurn) -> bool:
+        taken = take(turn)
+        if not taken:
+            waits.append(None)
+        return taken
 
-    monkeypatch.setattr(call_turns._turns_changed, "wait", counted)
+    monkeypatch.setattr(call_turns.CallTurn, "_take", counted)
     return waits
 
 
@@ -273,13 +275,13 @@ thread = threading.Thread(target=saver.pause)
 thread.start()
 inside.wait(60)
 events.clear()
-from torch_memory_saver._engine import call_turns
-wait = call_turns._turns_changed.wait
-def interrupted(timeout=None):
-    call_turns._turns_changed.wait = wait
+from torch_memory_saver._engine.calls.call_turns import CallTurn
+take = CallTurn._take
+def interrupted(turn):
+    CallTurn._take = take
     signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
-    return wait(timeout)
-call_turns._turns_changed.wait = interrupted
+    return take(turn)
+CallTurn._take = interrupted
 def handler(number, frame):
     signal.setitimer(signal.ITIMER_REAL, 0)
     raise KeyboardInterrupt

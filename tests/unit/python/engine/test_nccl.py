@@ -14,7 +14,7 @@ from nccl_stubs import Backend, Gloo, Group, OldBackend
 from recorded_hooks import Recorder
 
 from torch_memory_saver import _core, nccl
-from torch_memory_saver._engine import hooks as hooks_module
+from torch_memory_saver._engine.calls import hooks as hooks_module
 from torch_memory_saver._torch.binding import layer
 from torch_memory_saver._torch.distributed import nccl_communicators
 from torch_memory_saver.errors import InvalidArgumentError, OutOfHostMemoryError
@@ -323,7 +323,7 @@ def test_remove_leaves_what_is_suspended(hooks: Recorder, torch: Any, register: 
     hook.resume()
     hooks.saver.pause()
     assert log == ["suspend world", "resume world"]
-    assert hooks_module._hooks["pause"] == hooks_module._hooks["resume"] == ()
+    assert hooks_module._hooks == {"pause": [], "resume": []}
 
 
 def test_all_ranks_suspend_in_the_same_order(hooks: Recorder, torch: Any, register: Any) -> None:
@@ -375,7 +375,7 @@ def test_two_threads_that_pause_different_tags_suspend_once(
 def test_what_cannot_be_registered(torch: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="tag must be"):
         nccl.suspend_on_pause(3)  # type: ignore[arg-type]
-    assert hooks_module._hooks["pause"] == hooks_module._hooks["resume"] == ()
+    assert hooks_module._hooks == {"pause": [], "resume": []}
 
 
 def test_the_memory_that_nccl_tells_of(hooks: Recorder, torch: Any, register: Any, log: list[str]) -> None:

@@ -14,7 +14,7 @@ from nccl_stubs import HELD, Backend, Group, Nccl
 from recorded_hooks import Recorder
 
 from torch_memory_saver import nccl
-from torch_memory_saver._engine import hooks as hooks_module
+from torch_memory_saver._engine.calls import hooks as hooks_module
 from torch_memory_saver._torch.binding import layer
 from torch_memory_saver._torch.distributed import nccl_communicators
 from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverError
@@ -167,7 +167,7 @@ def test_versions_of_libraries_that_are_too_old(register: Any, make: Any, code: 
 def test_a_handle_that_is_not_a_communicator(register: Any, library: Nccl, handle: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"is not a communicator of libnccl\.so\.2"):
         register((handle, library))
-    assert hooks_module._hooks["pause"] == hooks_module._hooks["resume"] == ()
+    assert hooks_module._hooks == {"pause": [], "resume": []}
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_handle_that_is_not_a_communicator(register: Any, library: Nccl, handl
 def test_a_pair_of_other_types(register: Any, library: Nccl, pair: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"a pair in groups must be.*pynccl\.nccl\.lib"):
         register(tuple(library if each == "library" else each for each in pair))
-    assert hooks_module._hooks["pause"] == hooks_module._hooks["resume"] == ()
+    assert hooks_module._hooks == {"pause": [], "resume": []}
 
 
 def test_a_library_that_is_not_nccl(register: Any, make: Any) -> None:

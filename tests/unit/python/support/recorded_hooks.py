@@ -10,7 +10,7 @@ from typing import Any
 from core_regions import core_region
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
+from torch_memory_saver._engine.calls.hooks import Hook, HookCall, HookHandle
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20

@@ -15,7 +15,7 @@ from other_threads import in_thread
 from threads import InsideRegion
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._engine import hooks as hooks_module
+from torch_memory_saver._engine.calls.call_turns import CallTurn
 from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
@@ -225,13 +225,14 @@ def test_hooks_are_called_after_the_wait(
 def test_the_turn_of_hooks_is_awaited_until_the_timeout(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     with saver.region("a"):
         fake_torch.allocate(2 * MIB)
-    hook, turn = saver.on_pause("a", "before", lambda call: None), hooks_module.CallTurn(("a",))
-    turn.take()
+    hook = saver.on_pause("a", "before", lambda call: None)
     try:
-        with pytest.raises(errors.InvalidStateError, match="another pause or resume of these tags"):
+        with (
+            CallTurn("pause", ("a",), 0.0),
+            pytest.raises(errors.InvalidStateError, match="another pause or resume of these tags"),
+        ):
             saver.pause("a", timeout=SHORT_S)
     finally:
-        turn.give_back()
         hook.remove()
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine.background import after_call, explain
+from torch_memory_saver._engine.calls.silent_mistakes import warn_of_unknown_tags
 from torch_memory_saver._engine.native_log import passes_log_on
-from torch_memory_saver._engine.silent_mistakes import warn_of_unknown_tags
 from torch_memory_saver._text import joined
 from torch_memory_saver._torch.binding import layer
 from torch_memory_saver._torch.binding.layer import eager_methods
@@ -24,7 +24,7 @@ from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, O
 from torch_memory_saver.reports.transitions import ResumeReport, resume_report
 
 if TYPE_CHECKING:
-    from torch_memory_saver._engine.hooks import PendingHooks
+    from torch_memory_saver._engine.calls.hook_calls import PendingHooks
 
 __all__ = ["PendingResume", "PendingResumes", "handle_of", "on_main_thread"]
 
@@ -192,9 +192,9 @@ class PendingResumes:
         """Call the after-callbacks of the ended resumes of `tags`."""
         for pending in self._of(tags):
             if pending.done:
+                pending._call_hooks()  # first: a signal handler that raises must not lose the callbacks
                 with contextlib.suppress(ValueError):  # another thread was first
                     self._resumes.remove(pending)
-                pending._call_hooks()
 
     def _of(self, tags: tuple[str, ...] | None) -> list[PendingResume]:
         return [pending for pending in self._resumes if pending._concerns(tags)]
