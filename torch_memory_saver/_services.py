@@ -13,7 +13,7 @@ from torch_memory_saver._engine.native_log import log_info
 from torch_memory_saver._engine.process import count_idle_bytes
 from torch_memory_saver._engine.tensors.lookup import storages_of
 from torch_memory_saver._engine.variables import driver_library, path_at_import
-from torch_memory_saver._torch.base.steps import SingleUseScope
+from torch_memory_saver._torch.base.steps import InterruptSafeLock, SingleUseScope
 from torch_memory_saver._torch.binding import layer, releases
 from torch_memory_saver._torch.binding.captures import capture_gate
 from torch_memory_saver._torch.binding.history import (
@@ -36,6 +36,7 @@ __all__ = [
     "GroupOfRanks",
     "History",
     "HookCall",
+    "InterruptSafeLock",
     "OrdinaryMemory",
     "Periodic",
     "PoolId",

@@ -25,12 +25,10 @@ reentrant, because a finalizer or a signal handler may call the hook on the thre
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable
 from typing import Any
 
-from torch_memory_saver import _core
-from torch_memory_saver._services import HookCall, nccl_communicators, register_hook
+from torch_memory_saver._services import HookCall, InterruptSafeLock, nccl_communicators, register_hook
 
 __all__ = ["NcclHook", "suspend_on_pause"]
 
@@ -42,7 +40,7 @@ class NcclHook:
 
     def __init__(self, tag: str | Iterable[str] | None, groups: tuple[Any, ...] | None) -> None:
         self._groups = None if groups is None else nccl_communicators.from_pairs(groups)
-        self._lock = threading.RLock()
+        self._lock = InterruptSafeLock()
         self._suspended: dict[str, nccl_communicators.Communicator] = {}  # by name
         self._logged: set[str] = set()
         self._registrations = [register_hook("pause", tag, "after", self._after_pause)]
@@ -77,7 +75,7 @@ class NcclHook:
         Raises:
             TorchMemorySaverError: NCCL fails, for a communicator by handle. PyTorch raises its own exception.
         """
-        _core.within(self._lock, self._suspend)
+        self._lock.call(self._suspend)
 
     def resume(self) -> None:
         """Resume the communicators that this hook has suspended, in the order in which they were suspended.
@@ -88,7 +86,7 @@ class NcclHook:
         Raises:
             TorchMemorySaverError: NCCL fails, for a communicator by handle. PyTorch raises its own exception.
         """
-        _core.within(self._lock, self._resume)
+        self._lock.call(self._resume)
 
     def remove(self) -> None:
         """End the registration.

@@ -11,9 +11,10 @@ from pathlib import Path
 from processes import PACKAGE, TIMEOUT_S, environment
 
 PROGRAM = Path(__file__).parent / "programs" / "forked_locks.py"
-#: The locks that a child may keep, with the reason. All of them belong to an object that the program makes or drops.
+#: The locks that a child may keep, with the reason.
 KEPT = {
     "torch_memory_saver._torch.pools.late_devices._WatchPool.retiring": "the child forgets its parent's pools",
+    "torch_memory_saver._torch.base.steps.InterruptSafeLock._lock": "each lock of this class is found by its owner",
     "torch_memory_saver.nccl.NcclHook._lock": "a child cannot use its parent's communicators",
 }
 
@@ -21,7 +22,7 @@ KEPT = {
 def _makes_lock(value: ast.expr | None) -> bool:
     function = value.func if isinstance(value, ast.Call) else None
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    return name in ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore", "Barrier")
+    return name in ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore", "Barrier", "InterruptSafeLock")
 
 
 def _locks_in(path: Path) -> set[str]:
@@ -29,9 +30,12 @@ def _locks_in(path: Path) -> set[str]:
     module = ".".join(("torch_memory_saver", *path.relative_to(PACKAGE).with_suffix("").parts))
     tree = ast.parse(path.read_text())
     imported = {
-        alias.asname or alias.name for each in ast.walk(tree) if isinstance(each, ast.Import) for alias in each.names
+        alias.asname or alias.name
+        for each in ast.walk(tree)
+        if isinstance(each, (ast.Import, ast.ImportFrom))
+        for alias in each.names
     }
-    if not {"threading", "multiprocessing"} & imported:
+    if not {"threading", "multiprocessing", "InterruptSafeLock"} & imported:
         return set()
     owners = [(module, list(tree.body))]
     owners += [(f"{module}.{each.name}", list(ast.walk(each))) for each in ast.walk(tree) if isinstance(each, ast.ClassDef)]

@@ -7,12 +7,11 @@ package: it waits for the lock that is held during the steps. The lock is reentr
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.base.steps import SingleUseScope
+from torch_memory_saver._torch.base.steps import InterruptSafeLock, SingleUseScope
 
 __all__ = ["FirstUse"]
 
@@ -33,7 +32,7 @@ class FirstUse(Generic[_Made]):
     def __init__(self, make: Callable[[Any], _Made], steps: Callable[[_Made], Sequence[Callable[[], object]]]) -> None:
         self._make = make
         self._steps = steps
-        self._lock = threading.RLock()
+        self._lock = InterruptSafeLock()
         self._made: _Made | None = None
         self._returned = 0  # number of steps
         self.is_running = False
@@ -41,7 +40,7 @@ class FirstUse(Generic[_Made]):
 
     def proceed(self, torch: Any) -> _Made:
         """Make the remaining steps, and return the object. A step that calls this gets the object at once."""
-        made: _Made = _core.within(self._lock, self._proceed, torch)
+        made: _Made = self._lock.call(self._proceed, torch)
         return made
 
     def _proceed(self, torch: Any) -> _Made:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from torch_memory_saver import _core
 from torch_memory_saver._text import warn_once
+from torch_memory_saver._torch.base.steps import InterruptSafeLock
 from torch_memory_saver._torch.binding.layer import PoolId, TorchCuda
 from torch_memory_saver._torch.pools.idle import IdlePools
 from torch_memory_saver._torch.records.frames import Frame, Pause, Stack, ThreadLife
@@ -68,7 +69,7 @@ class Regions:
         self._devices: Sequence[int] = ()  # all visible devices, once they are known
         self.room = EntryRoom()
         self.single_device = False
-        self._closing = threading.RLock()  # held while a frame whose thread has ended is left, which calls torch
+        self._closing = InterruptSafeLock()  # held while a frame whose thread has ended is left, which calls torch
 
     after_fork_in_child = _reset
 
@@ -218,7 +219,7 @@ class Regions:
         thread ended with it. Return True."""
         for frame in list(self._admission.frames.values()):
             if frame.stack.has_ended:
-                _core.within(self._closing, self._close, frame)
+                self._closing.call(self._close, frame)
         return True
 
     def _close(self, frame: Frame) -> None:

@@ -23,8 +23,7 @@ A pause that refuses shared memory, or waits for importers, looks at what was se
 the two: a send is listed from before it asks for the memory until its storage is kept, and the look, under the same lock,
 counts what is listed. If it finds nothing, it closes the tags, and later sends fail until the pause has ended.
 
-No storage is released under `_lock`, because that calls PyTorch's allocator. The lock is reentrant, because a signal handler
-or a finalizer may pause while its thread holds it. It is taken by ``_core.within`` (base/steps.py).
+No storage is released under `_lock`, because that calls PyTorch's allocator.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from typing import Any, NamedTuple, NoReturn
 from torch_memory_saver import _core
 from torch_memory_saver._patches import is_replaced, replace
 from torch_memory_saver._text import binary_size
-from torch_memory_saver._torch.base.steps import SingleUseScope
+from torch_memory_saver._torch.base.steps import InterruptSafeLock, SingleUseScope
 from torch_memory_saver._torch.records.tags import Tags, selects
 from torch_memory_saver._torch.sharing.ipc import (
     CounterFile,
@@ -99,7 +98,7 @@ def install(torch: Any, shared: SharedMemory) -> None:
                 replace(_REDUCERS, reducers, kind, _reaching_the_receiver(reduce))
         replace("torch.UntypedStorage._share_cuda_", storage, "_share_cuda_", _sending_managed(torch, share, shared))
 
-    _core.within(shared._lock, wrap)
+    shared._lock.call(wrap)
 
 
 def _is_being_imported(torch: Any) -> bool:
@@ -203,7 +202,7 @@ class SharedMemory:
         self._events = StreamEvents()
         # It is held while the functions are wrapped as well. Reentrant, because the main thread's pending call
         # (_engine/preloaded.py) may interrupt that.
-        self._lock = threading.RLock()
+        self._lock = InterruptSafeLock()
         self._memory: dict[_Place, _Memory] = {}
         self._own_format: int | None = None
         self._is_tested = False
@@ -235,7 +234,7 @@ class SharedMemory:
 
     def begin_send(self, call: object, row: _core.Segment) -> None:
         """List a call as sending."""
-        _core.within(self._lock, self._begin_send, call, row)
+        self._lock.call(self._begin_send, call, row)
 
     def _begin_send(self, call: object, row: _core.Segment) -> None:
         if self._closed and any(selects(tags, row.tag) for tags in self._closed.values()):
@@ -249,10 +248,10 @@ class SharedMemory:
 
     def end_send(self, call: object) -> None:
         """Undo :meth:`begin_send`. May be repeated."""
-        _core.within(self._lock, self._sending.pop, call, None)
+        self._lock.call(self._sending.pop, call, None)
 
     def _take_counter(self) -> tuple[CounterFile, int]:
-        return _core.within(self._lock, self._counters.take)
+        return self._lock.call(self._counters.take)
 
     def _send(self, torch: Any, share: Share, storage: Any, row: _core.Segment) -> tuple[Any, ...]:
         if _is_capturing(torch, row.device):
@@ -310,7 +309,7 @@ class SharedMemory:
 
     def _keep(self, memory: _Memory, sent: _Sent) -> None:
         replaced: list[_Memory] = []  # outlives the lock
-        if _core.within(self._lock, self._add, memory, sent, replaced):
+        if self._lock.call(self._add, memory, sent, replaced):
             self.collect()
 
     def _add(self, memory: _Memory, sent: _Sent, replaced: list[_Memory]) -> bool:
@@ -331,7 +330,7 @@ class SharedMemory:
     def collect(self) -> None:
         """Forget the storages that no importer uses, so that PyTorch may use their blocks again."""
         released: list[Any] = []  # outlives the lock
-        _core.within(self._lock, self._forget, released)
+        self._lock.call(self._forget, released)
 
     def _forget(self, released: list[Any]) -> None:
         """Move the storages that no importer uses to `released`. The caller holds the lock."""
@@ -362,7 +361,7 @@ class SharedMemory:
     def close(self, call: object, tags: Tags) -> int:
         """Close the tags if `possibly_shared_bytes`, which it returns, is 0."""
         self.collect()
-        return _core.within(self._lock, self._close, call, tags)
+        return self._lock.call(self._close, call, tags)
 
     def _close(self, call: object, tags: Tags) -> int:
         left = self._shared_bytes(tags)
@@ -372,7 +371,7 @@ class SharedMemory:
 
     def reopen(self, call: object) -> None:
         """Undo :meth:`close`. May be repeated."""
-        _core.within(self._lock, self._closed.pop, call, None)
+        self._lock.call(self._closed.pop, call, None)
 
     def awaited(self, options: PauseOptions) -> AbstractContextManager[int]:
         """Return a context manager around a pause. Its result is the bytes that other processes may still use when the pause
@@ -392,7 +391,7 @@ class SharedMemory:
         if not self._memory and not self._sending:
             return 0
         self.collect()
-        return _core.within(self._lock, self._shared_bytes, tags)
+        return self._lock.call(self._shared_bytes, tags)
 
     def _shared_bytes(self, tags: Tags) -> int:
         """Return :meth:`possibly_shared_bytes`. The caller holds the lock."""

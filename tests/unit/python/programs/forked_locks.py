@@ -18,8 +18,9 @@ from types import MethodType, ModuleType
 from typing import Any
 
 import torch_memory_saver as package
+from torch_memory_saver._torch.base.steps import InterruptSafeLock
 
-_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event)
+_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, InterruptSafeLock)
 
 
 def _members(owner: object) -> Iterator[tuple[str, object]]:
