@@ -7,9 +7,9 @@ from torch_memory_saver._engine import preload, variables
 from torch_memory_saver._engine.background import Periodic, after_call, before_pause, debug_folder, requested_recordings
 from torch_memory_saver._engine.calls.hooks import HookCall
 from torch_memory_saver._engine.calls.hooks import register as register_hook
-from torch_memory_saver._engine.engine import check_pause, check_resume
 from torch_memory_saver._engine.graph_pool import GraphPool
 from torch_memory_saver._engine.native_log import log_info
+from torch_memory_saver._engine.preparation import check_pause, check_resume
 from torch_memory_saver._engine.process import count_idle_bytes
 from torch_memory_saver._engine.tensors.lookup import storages_of
 from torch_memory_saver._engine.variables import driver_library, path_at_import

@@ -76,14 +76,14 @@ _FRESH = (
     ),
     Mutant(
         "a-resume-does-not-record-what-is-live",
-        "torch_memory_saver/_engine/engine.py",
+        "torch_memory_saver/_engine/preparation.py",
         "        resumed_blocks.note(torch, options.tags)",
         "        pass",
         (_FRESH_TESTS, _ON_GPU),
     ),
     Mutant(
         "live-blocks-are-recorded-without-guard-mode",
-        "torch_memory_saver/_engine/engine.py",
+        "torch_memory_saver/_engine/preparation.py",
         "    if _core.get_guard():\n        resumed_blocks",
         "    if _core.get_guard() or True:\n        resumed_blocks",
         (_FRESH_TESTS,),

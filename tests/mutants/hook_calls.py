@@ -88,7 +88,7 @@ _FAILED = (
     ),
     Mutant(
         "hooks-are-called-during-a-capture",
-        "torch_memory_saver/_engine/engine.py",
+        "torch_memory_saver/_engine/preparation.py",
         'if has_inherited_memory() or _core.counters()["visible_captures"] or (torch is not None and must_not_free(torch)):',
         "if is_forked:",
         (f"{_FAILURES}::test_a_visible_capture_calls_no_hook",),
@@ -102,7 +102,7 @@ _FAILED = (
     ),
     Mutant(
         "hooks-are-called-while-another-thread-is-in-the-region",
-        "torch_memory_saver/_engine/engine.py",
+        "torch_memory_saver/_engine/preparation.py",
         "    await_regions(pool_store, options.tags, options.deadline)\n",
         "",
         (f"{_FAILURES}::test_a_region_of_another_thread_calls_no_hook",),

@@ -174,14 +174,14 @@ _OPPOSITES = (
 _ROOM = (
     Mutant(
         "no-room-is-looked-for-before-the-ranks-agree",
-        "torch_memory_saver/_engine/engine.py",
-        "        _core.check_pause(options.tags, _stream(torch), **_arguments(torch, options))\n",
+        "torch_memory_saver/_engine/preparation.py",
+        "        _core.check_pause(options.tags, current_stream(torch), **core_arguments(torch, options))\n",
         "        pass\n",
         (_ROOM_TESTS, f"{_ROOM_TESTS}::test_a_lack_of_host_memory_fails_the_call_before_any_rank_does_its_part"),
     ),
     Mutant(
         "a-callback-that-makes-room-is-not-waited-for",
-        "torch_memory_saver/_engine/engine.py",
+        "torch_memory_saver/_engine/preparation.py",
         '    if hook_calls.has_before_callback("pause", options.tags):',
         "    if False:",
         (f"{_ROOM_TESTS}::test_a_callback_before_the_pause_may_make_room",),

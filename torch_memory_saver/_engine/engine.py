@@ -18,12 +18,20 @@ from torch_memory_saver import _core
 from torch_memory_saver._additions import added
 from torch_memory_saver._engine import preload
 from torch_memory_saver._engine.background import after_call, before_pause, explain, start_from_environment
-from torch_memory_saver._engine.calls import hook_calls
-from torch_memory_saver._engine.calls.hook_calls import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
+from torch_memory_saver._engine.calls.hook_calls import begin_with_hooks, refuse_inner_call, with_hooks
 from torch_memory_saver._engine.calls.pending import PendingResume, on_main_thread
 from torch_memory_saver._engine.calls.silent_mistakes import warn_of_empty_pause, warn_of_receivers, warn_of_unknown_tags
 from torch_memory_saver._engine.hook_modes import DecoratingContext, check_hook_mode
 from torch_memory_saver._engine.native_log import passes_log_on
+from torch_memory_saver._engine.preparation import (
+    check_before_pause,
+    check_before_resume,
+    core_arguments,
+    current_stream,
+    prepare_pools,
+    prepare_resume,
+    settle_pause,
+)
 from torch_memory_saver._engine.process import (
     blas_workspaces,
     graph_pools,
@@ -38,7 +46,7 @@ from torch_memory_saver._engine.process import (
 from torch_memory_saver._engine.region import Region, bind_region
 from torch_memory_saver._engine.tensors.freshness import Checked, check_fresh
 from torch_memory_saver._engine.tensors.lookup import get_cpu_backup
-from torch_memory_saver._engine.tensors.preserved import PreserveHandle, preserving_finder
+from torch_memory_saver._engine.tensors.preserved import PreserveHandle
 from torch_memory_saver._engine.thread_pools import follow_thread_pools
 from torch_memory_saver._engine.variables import init_enabled, warn_of_unknown_variables
 from torch_memory_saver._torch.binding import layer
@@ -46,10 +54,8 @@ from torch_memory_saver._torch.binding.history import may_have_native_frames
 from torch_memory_saver._torch.binding.layer import TorchCuda
 from torch_memory_saver._torch.graphs.cuda_graph import GraphCapture, check_token
 from torch_memory_saver._torch.memory.default_pool import DefaultPool
-from torch_memory_saver._torch.memory.live_blocks import live_finder, managed_blocks
-from torch_memory_saver._torch.memory.pause_preparation import PausePreparation, await_regions
+from torch_memory_saver._torch.memory.live_blocks import managed_blocks
 from torch_memory_saver._torch.memory.resume_preparation import make_room, with_room
-from torch_memory_saver._torch.pools.retirement import must_not_free
 from torch_memory_saver._torch.records.tags import selects
 from torch_memory_saver._torch.sharing.ipc import check_importer
 from torch_memory_saver.errors import (
@@ -84,9 +90,7 @@ __all__ = [
     "Engine",
     "check_capture",
     "check_path",
-    "check_pause",
     "check_reservation",
-    "check_resume",
     "options_of_region",
 ]
 
@@ -290,8 +294,8 @@ class Engine:
         **given: Any,
     ) -> PauseReport:
         options = PauseOptions.check(tag, **given)
-        _settle_pause(options)
-        return with_hooks("pause", options, _check_pause, self._pause)
+        settle_pause(options)
+        return with_hooks("pause", options, check_before_pause, self._pause)
 
     def _pause(self, options: PauseOptions) -> PauseReport:
         """Run the native pause, between the preparation of receivers and of PyTorch's pools and their treatment after it."""
@@ -300,11 +304,11 @@ class Engine:
         try:
             with shared_memory.awaited(options) as shared:
                 self._empty_cache_of_managed_memory(torch)
-                with _preparing(torch, options) as leave_paused_pools:
+                with prepare_pools(torch, options) as leave_paused_pools:
                     reusable = self._prepare_default_pool(torch, options)
                     epochs = _pause_epochs(options)
                     try:
-                        done = _core.pause(options.tags, _stream(torch), **_arguments(torch, options))
+                        done = _core.pause(options.tags, current_stream(torch), **core_arguments(torch, options))
                     except BaseException:
                         if _pause_epochs(options) != epochs:  # It has failed after its commit point.
                             leave_paused_pools()
@@ -343,21 +347,21 @@ class Engine:
         refuse_inner_call("resume")
         pending_resumes.see_ended(options.tags)
         if not options.wait:
-            return begin_with_hooks("resume", options, _check_resume, self._begin_resume, pending_resumes.add)
-        return with_hooks("resume", options, _check_resume, self._resume)
+            return begin_with_hooks("resume", options, check_before_resume, self._begin_resume, pending_resumes.add)
+        return with_hooks("resume", options, check_before_resume, self._resume)
 
     def _begin_resume(self, options: ResumeOptions, begun: list[_core.Pending]) -> None:
-        torch = _before_resume(options)
+        torch = prepare_resume(options)
         make_room(self._store, torch, options.tags)
-        begin = functools.partial(_core.resume_begin, options.tags, _stream(torch), **options.core_now)
+        begin = functools.partial(_core.resume_begin, options.tags, current_stream(torch), **options.core_now)
         _core.record_each(begun, begin, [()])
         warn_of_unknown_tags("resume", options.tags)
 
     def _resume(self, options: ResumeOptions) -> ResumeReport:
-        torch = _before_resume(options)
+        torch = prepare_resume(options)
 
         def resume(options: ResumeOptions) -> _core.Report:
-            return _core.resume(options.tags, _stream(torch), interruptible=on_main_thread(), **options.core_now)
+            return _core.resume(options.tags, current_stream(torch), interruptible=on_main_thread(), **options.core_now)
 
         try:
             done = with_room(self._store, torch, options.tags, lambda: resume(options), lambda: resume(options.at_once()))
@@ -382,7 +386,9 @@ class Engine:
         refuse_inner_call("check_fresh")
         warn_of_unknown_tags("check_fresh", checked.tags)
         torch = layer.in_use()
-        return check_fresh(checked, _stream(torch), lambda rows: managed_blocks(torch, self._store, resumed_blocks, rows))
+        return check_fresh(
+            checked, current_stream(torch), lambda rows: managed_blocks(torch, self._store, resumed_blocks, rows)
+        )
 
     @passes_log_on
     def empty_cache(self) -> None:
@@ -491,46 +497,6 @@ def _settle_substitutes() -> None:
 after_call.add("the end of the pools that replace PyTorch's default pool", _settle_substitutes)
 
 
-@passes_log_on
-def check_pause(options: PauseOptions) -> None:
-    """Raise what a pause is known to fail with, after waiting for what it waits for. Nothing is paused.
-
-    Room for the backups is checked as well, unless a callback runs before the pause, because it may make room.
-
-    Raises:
-        TorchMemorySaverError: The reasons are those of :meth:`TorchMemorySaver.pause`.
-    """
-    _settle_pause(options)
-    _check_pause(options)
-    if hook_calls.has_before_callback("pause", options.tags):
-        return
-    torch = layer.in_use()
-    with _preparing(torch, options, only_waits=True):
-        _core.check_pause(options.tags, _stream(torch), **_arguments(torch, options))
-
-
-def check_resume(options: ResumeOptions) -> None:
-    """Raise what a resume is known to fail with. Nothing is resumed.
-
-    Raises:
-        InvalidStateError, CaptureInProgressError: The reasons are those of :meth:`TorchMemorySaver.resume`.
-    """
-    refuse_inner_call("resume")
-    _check_resume(options)
-
-
-def _settle_pause(options: PauseOptions) -> None:
-    """Begin a pause: refuse it inside another call, and wait for resumes in the background."""
-    refuse_inner_call("pause")
-    pending_resumes.settle("pause", options.tags, options.deadline)
-
-
-def _check_pause(options: PauseOptions) -> None:
-    """Raise what a pause is known to fail with, after it has waited for regions of other threads."""
-    _refuse_early(_core.pause)
-    await_regions(pool_store, options.tags, options.deadline)
-
-
 def _has_paused(options: PauseOptions) -> bool:
     """Return whether memory of the tags is paused."""
     return any(row.state != _core.STATE_ACTIVE and selects(options.tags, row.tag) for row in _core.segments())
@@ -548,51 +514,3 @@ def _warn_after_pause(torch: TorchCuda | None, report: PauseReport) -> None:
         warn_of_receivers(report.possibly_shared_bytes)
     if not report.allocations:
         warn_of_empty_pause(torch)
-
-
-def _preparing(torch: TorchCuda | None, options: PauseOptions, only_waits: bool = False) -> PausePreparation:
-    """Return the context manager that prepares PyTorch's pools for a pause, or for its check."""
-
-    def free_caches(found: TorchCuda) -> None:
-        blas_workspaces.free_in(found, pool_store, options.tags, graph_pools.default_pool_managed)
-
-    return PausePreparation(pool_store, torch, options.tags, options.deadline, free_caches, only_waits)
-
-
-def _arguments(torch: TorchCuda | None, options: PauseOptions) -> dict[str, Any]:
-    """Return the arguments of the core's pause, or of its check of one: the options, and which contents it keeps."""
-    every_backup = "backup" in options.core
-    find_live = live_finder(torch, pool_store, options.tags, every_backup) if options.asks_for_live else None
-    preserves = not every_backup and not preserved.is_empty
-    if preserves:
-        find_live = preserving_finder(find_live, preserved, options.tags)
-    return {**options.core, "interruptible": on_main_thread(), "find_live": find_live, "preserves": preserves}
-
-
-def _check_resume(_: ResumeOptions) -> None:
-    """Raise what a resume is known to fail with, whatever it selects."""
-    _refuse_early(_core.resume)
-
-
-def _refuse_early(operation: Callable[[tuple[str, ...], int | None], object]) -> None:
-    """Raise what a pause or resume of the core would raise at once because of a capture, a lost device, or a fork.
-
-    The core decides, since a capture that is on its list may have ended: it is called with no tag. Only where there is a
-    reason to ask, because such a call counts as a pause or resume.
-    """
-    torch = layer.in_use()
-    if has_inherited_memory() or _core.counters()["visible_captures"] or (torch is not None and must_not_free(torch)):
-        operation((), _stream(torch))
-
-
-def _before_resume(options: ResumeOptions) -> TorchCuda | None:
-    """Prepare a resume: in guard mode, record the blocks that are live now for check_fresh(). Return PyTorch's layer, if it
-    is in use."""
-    torch = layer.in_use()
-    if _core.get_guard():
-        resumed_blocks.note(torch, options.tags)
-    return torch
-
-
-def _stream(torch: TorchCuda | None) -> int | None:
-    return None if torch is None else torch.current_stream()
