@@ -53,6 +53,7 @@ slow: build ## the Python tests that plain pytest leaves out: more failures, the
 .PHONY: faults
 faults: build ## every call of the driver and the C library fails in every known way, a signal at every bytecode (30 min)
 	$(IN_TREE) -m pytest -m faults tests/fault_injection tests/unit/python/torch/test_interrupted_regions.py $(PYTEST_ARGUMENTS)
+	TMS_EVERY_CALL=1 $(MAKE) ctest C_TESTS=tests/unit/core/test_driver_calls.c
 
 MUTANTS_ARGUMENTS ?=
 .PHONY: mutants
@@ -323,11 +324,15 @@ sanitize-c: ## the C tests and the corpus of the fuzz targets, with ASan and UBS
 # - calls of other programs, made once more for a minute
 # - as many mappings as the system allows
 # - computing, and work with files on one thread
+# - cases that differ in contents or in the call that fails, and not in threads
 NOT_TSAN := $(addprefix tests/unit/,abi/test_shared_kills.c core/test_driver_calls.c core/test_scale_runs.c \
 	backup/host/test_gaps.c simulator/test_fingerprint.c simulator/test_ipc.c)
 NOT_TSAN += $(patsubst %,tests/unit/backup/shared/test_%.c,clean_up entry folder full key kills names processes published)
+NOT_TSAN += $(addprefix tests/unit/,backup/disk/test_failures_of_calls.c core/allocation/test_handles.c core/model/test_account.c)
+NOT_TSAN += $(patsubst %,tests/unit/core/transition/test_%.c,backup_choice backup_choice_live by_fingerprint changed_chunks \
+	changed_disk_blocks copy_order guard_failed layout nvtx_ranges pause_and_resume_failed verification)
 sanitize-threads: ## the C tests with TSan
-	TMS_TEST_CYCLES=100 TSAN_OPTIONS=halt_on_error=1:suppressions=$(abspath tests/sanitize/thread.suppressions) \
+	TSAN_OPTIONS=halt_on_error=1:suppressions=$(abspath tests/sanitize/thread.suppressions) \
 		$(MAKE) ctest VARIANT=tsan C_TESTS="$(filter-out $(NOT_TSAN),$(ALL_C_TESTS))"
 
 # Python itself is not instrumented, so only the C tests look for leaks. The compiled programs of tests/unit/preload get the
@@ -434,11 +439,7 @@ layers-picture: layers ## docs/images/layers.svg and package-layers.svg, drawn a
 	$(PYTHON) docs/darken.py
 lint-format: ## the format of the C files
 	@echo "$(CLANG_FORMAT) --dry-run -Werror" && $(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
-lint-c: ## cppcheck and clang-tidy; a tool that is not installed is named and skipped
-	@if command -v cppcheck >/dev/null; then \
-		set -x; cppcheck --std=c11 --library=python --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
-			--suppress=missingIncludeSystem -D_GNU_SOURCE -Icsrc csrc; \
-	else echo "skipped: cppcheck is not installed"; fi
+lint-c: ## clang-tidy; if it is not installed, that is said, and it is skipped
 	@if command -v clang-tidy >/dev/null; then \
 		set -x; clang-tidy --warnings-as-errors='*' $(shell find csrc -name '*.c' | sort) -- -std=c11 -D_GNU_SOURCE \
 			-DPy_LIMITED_API=0x030A0000 -Icsrc -isystem $(PYTHON_INCLUDE) $(CUDA_INCLUDES) 2>&1 | sed -E '/^[0-9]+ warnings? generated\.$$/d'; \

@@ -520,9 +520,7 @@ static void a_kernel_that_writes_nothing_does_not_hide_a_change(void **state) {
 /* Writes of random sizes at random places between pauses, some of which fail, and live sets that change now and then. */
 static void every_byte_comes_back_after_random_writes(void **state) {
     fixture_t *f = *state;
-    enum { SEGMENTS = 3, CYCLES = 600, MAX_WRITES = 4 };
-    const char *text = getenv("TMS_TEST_CYCLES");
-    const int cycles = text ? atoi(text) : CYCLES;
+    enum { SEGMENTS = 3, CYCLES = 300, MAX_WRITES = 4 };
     static const uint64_t sizes[SEGMENTS] = {TMS_FINGERPRINT_CHUNK_BYTES * 2 + 12345, 70000, TMS_FINGERPRINT_CHUNK_BYTES};
     uint64_t address[SEGMENTS], copied = 0, unchanged = 0, failed = 0;
     uint8_t *expected[SEGMENTS];
@@ -535,7 +533,7 @@ static void every_byte_comes_back_after_random_writes(void **state) {
         assert_non_null(expected[i]);
         memcpy(expected[i], (const void *)(uintptr_t)address[i], sizes[i]);
     }
-    for (int cycle = 0; cycle < cycles; cycle++) {
+    for (int cycle = 0; cycle < CYCLES; cycle++) {
         tms_error_t error;
         tms_report_t report;
         for (int n = rand_r(&seed) % (MAX_WRITES + 1); n > 0; n--) {
@@ -556,7 +554,7 @@ static void every_byte_comes_back_after_random_writes(void **state) {
         while (resume_all(f, &error) != TMS_OK) failed++;
         for (int i = 0; i < SEGMENTS; i++) assert_memory_equal((const void *)(uintptr_t)address[i], expected[i], sizes[i]);
     }
-    print_message("%d cycles: %llu bytes copied, %llu unchanged, %llu failed calls\n", cycles, (unsigned long long)copied,
+    print_message("%d cycles: %llu bytes copied, %llu unchanged, %llu failed calls\n", CYCLES, (unsigned long long)copied,
                   (unsigned long long)unchanged, (unsigned long long)failed);
     assert_true(copied > 0 && unchanged > 0 && failed > 0);
     for (int i = 0; i < SEGMENTS; i++) free(expected[i]);
