@@ -18,7 +18,7 @@ from processes import PRELUDE, Program, run_python
 from recorded_hooks import Recorder
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine import engine
+from torch_memory_saver._engine import engine, preparation
 from torch_memory_saver._engine.thread_pools import stop_following
 from torch_memory_saver._text import forget_warnings
 from torch_memory_saver._torch.binding import layer
@@ -86,8 +86,10 @@ def hooks(simulator: Any, saver: TorchMemorySaver, fake_torch: FakeTorch) -> Ite
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolStore]:
     """An unused pool store, in place of the process's."""
     store = PoolStore()
-    monkeypatch.setattr(engine, "pool_store", store)
-    monkeypatch.setattr(engine, "graph_pools", GraphPools(store))
+    graph_pools = GraphPools(store)
+    for module in (engine, preparation):
+        monkeypatch.setattr(module, "pool_store", store)
+        monkeypatch.setattr(module, "graph_pools", graph_pools)
     stop_following()  # the store of another test
     yield store
     stop_following()

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from torch_memory_saver._engine import engine
+from torch_memory_saver._engine import engine, preparation
 from torch_memory_saver._torch.memory.live_blocks import ResumedBlocks
 from torch_memory_saver.saver import TorchMemorySaver
 
@@ -22,7 +22,9 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 @pytest.fixture
 def guard(saver: TorchMemorySaver, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Guard mode, with no record of earlier resumes."""
-    monkeypatch.setattr(engine, "resumed_blocks", ResumedBlocks())
+    resumed_blocks = ResumedBlocks()
+    for module in (engine, preparation):
+        monkeypatch.setattr(module, "resumed_blocks", resumed_blocks)
     saver.guard = True
     yield
     saver.guard = False

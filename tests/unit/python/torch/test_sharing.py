@@ -16,6 +16,7 @@ from fake_sending import FakeEvent, FakeStorage, FakeStream, FakeTorch, fall, re
 from interruptions import every_interruption
 
 from torch_memory_saver import _core
+from torch_memory_saver._torch.base.steps import InterruptSafeLock
 from torch_memory_saver._torch.sharing import ipc, sent_memory
 from torch_memory_saver._torch.sharing.sent_memory import SharedMemory
 from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError, InvalidStateError
@@ -253,10 +254,10 @@ def test_every_interruption_of_a_pause_that_waits(shared: SharedMemory) -> None:
 def is_free(shared: SharedMemory) -> bool:
     """Whether another thread gets the lock."""
     seen: list[bool] = []
-    thread = threading.Thread(target=lambda: seen.append(shared._lock.acquire(timeout=0)))
+    thread = threading.Thread(target=lambda: seen.append(shared._lock._lock.acquire(timeout=0)))
     thread.start()
     thread.join()
-    shared._lock = threading.RLock()
+    shared._lock = InterruptSafeLock()
     return seen == [True]
 
 
