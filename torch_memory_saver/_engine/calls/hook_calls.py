@@ -80,7 +80,7 @@ _CHANGED = {"pause": _PAUSED, "resume": frozenset({_core.STATE_ACTIVE})}
 
 
 class _Thread(threading.local):
-    #: Whether a callback runs on this thread.
+    #: Whether this thread is in a call with hooks, or calls the callbacks of a background resume.
     inside = False
 
 
@@ -88,8 +88,8 @@ _thread = _Thread()
 _inherited_memory = False
 
 
-class _InsideCallback(SingleUseScope):
-    """A context manager inside which this thread is in a callback."""
+class _InsideCall(SingleUseScope):
+    """A context manager inside which pauses and resumes of this thread are refused."""
 
     def __init__(self) -> None:
         self._outside = _thread.inside
@@ -105,7 +105,7 @@ def refuse_inner_call(operation: str) -> None:
     """Raise InvalidStateError if this thread is already inside a pause or resume, or inside a callback of one.
 
     Each operation calls this function first. The native core checks a part of this as well, but only after PyTorch's pools
-    have been prepared for the pause.
+    have been prepared for the pause. A signal handler or finalizer would wait for the turn of its own thread otherwise.
     """
     if _thread.inside or _core.in_transition():
         raise InvalidStateError(
@@ -193,6 +193,12 @@ class _Call(SingleUseScope):
             deadline: Time at which the wait for the turn ends.
             keeps_turn: Whether the turn lasts until the end of the call. Otherwise it ends when the operation begins.
         """
+        try:
+            return _core.within(_InsideCall(), self._run, deadline, keeps_turn)
+        finally:
+            self._error = None  # breaks a reference cycle (traceback, frame, object) that would keep the callers' tensors
+
+    def _run(self, deadline: float, keeps_turn: bool) -> Any:
         hooks = registered(self._operation)
         if not hooks:
             return _core.within(self, self._call_before_and_perform, None)
@@ -311,7 +317,7 @@ class PendingHooks:
 
     def _call_once(self, report: ResumeReport | None, error: BaseException | None) -> None:
         claim = _Claim(self, report, error)
-        _core.within(claim, self._await_others, claim)
+        _core.within(_InsideCall(), _core.within, claim, self._await_others, claim)
 
     def _await_others(self, claim: _Claim) -> None:
         if not claim.callbacks:
@@ -402,9 +408,9 @@ class _MatchedHook:
         return _Once("cancelled", self.hook.cancelled, error) if self.before.results else None
 
     def make(self, once: _Once) -> None:
-        """Make a call, and refuse pause and resume inside. An exception gets a note with the names of hook and tags."""
+        """Make a call. An exception gets a note with the names of hook and tags."""
         try:
-            _core.within(_InsideCallback(), once.make)
+            once.make()
             for result in once.results:
                 refuse_unrun("a callback", result)
         except BaseException as raised:

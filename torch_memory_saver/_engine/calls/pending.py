@@ -197,7 +197,7 @@ class PendingResumes:
                     self._resumes.remove(pending)
 
     def _of(self, tags: tuple[str, ...] | None) -> list[PendingResume]:
-        return [pending for pending in self._resumes if pending._concerns(tags)]
+        return [pending for pending in list(self._resumes) if pending._concerns(tags)]
 
     def after_fork_in_child(self) -> None:
         """Forget the parent's resumes, which do not continue in a forked child."""

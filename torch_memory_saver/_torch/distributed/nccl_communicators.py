@@ -103,6 +103,7 @@ def suspend(communicator: Communicator, suspended: dict[str, Communicator]) -> N
     if statistics is None or statistics.suspended:
         return
     try:
+        suspended.pop(communicator.name, None)  # what an interrupted `resume` has left would keep its place in the order
         suspended[communicator.name] = communicator
         _kept_bytes[communicator.name] = statistics.kept_bytes
         communicator.suspend()

@@ -289,6 +289,26 @@ def test_work_of_the_environment_follows_the_before_callbacks(hooks: Recorder, m
     assert hooks.take_events() == ["one before", "environment work", "one after"]
 
 
+def test_a_resume_before_the_core_pauses_is_refused(hooks: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a signal handler or finalizer makes it. It would wait for the turn of its own thread."""
+    hooks.allocate("a")
+    hooks.on_pause("one")
+    hooks.on_resume("other")
+    refused: list[str] = []
+
+    def resume() -> None:
+        with pytest.raises(InvalidStateError) as caught:
+            hooks.saver.resume(timeout=0)
+        refused.append(str(caught.value))
+
+    work = background.RegisteredWork()
+    work.add("a finalizer", resume)
+    monkeypatch.setattr("torch_memory_saver._engine.engine.before_pause", work)
+    hooks.saver.pause()
+    assert [text.startswith("resume: this thread is inside pause()") for text in refused] == [True]
+    assert hooks.states() == {_core.STATE_PAUSED}
+
+
 @pytest.mark.parametrize("options", [{"exclusive": True}, {"timeout": 1}, {"zero": True}, {"host_memory": "retain"}])
 def test_options_of_a_resume_change_nothing(hooks: Recorder, options: dict[str, Any]) -> None:
     hooks.allocate("a", backup=_core.BACKUP_PINNED)

@@ -17,6 +17,7 @@ from recorded_hooks import TIMEOUT_S, Gate, Recorder
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import engine
+from torch_memory_saver._engine.calls import hook_calls
 from torch_memory_saver._engine.calls.hook_calls import PendingHooks
 from torch_memory_saver._engine.process import pending_resumes
 from torch_memory_saver.errors import InvalidStateError, OutOfMemoryError
@@ -240,6 +241,42 @@ def test_a_pause_inside_a_callback_of_the_pending_resume(hooks: Recorder, pendin
     with pytest.raises(InvalidStateError, match="pause: this thread is inside"):
         begun.wait()
     assert hooks.states() == ACTIVE
+
+
+def test_a_wait_between_two_callbacks_of_its_own_thread(
+    hooks: Recorder, pending: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a finalizer makes it. It would wait for the callbacks that its thread has begun."""
+    begun = pending()
+    hooks.raises["two", "after"] = KeyError("no")
+    refused: list[bool] = []
+
+    def wait(*_: object, **__: object) -> None:
+        with pytest.raises(InvalidStateError, match="wait: this thread is inside"):
+            begun.wait()
+        refused.append(True)
+
+    monkeypatch.setattr(hook_calls.logger, "error", wait)
+    with pytest.raises(KeyError):
+        begun.wait()
+    assert refused == [True]
+
+
+def test_no_pending_resume_is_overlooked_while_another_is_removed(hooks: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        hooks.allocate(name)
+    hooks.saver.pause()
+    begun = [hooks.saver.resume(hooks.tag(name), wait=False) for name in ("a", "b")]
+    first, resumes = begun[0], pending_resumes._resumes
+    concerns = type(first)._concerns
+
+    def removed_meanwhile(resume: Any, tags: Any) -> bool:
+        if resume is first and first in resumes:
+            resumes.remove(first)  # another thread has seen that it has ended
+        return concerns(resume, tags)
+
+    monkeypatch.setattr(type(first), "_concerns", removed_meanwhile)
+    assert pending_resumes._of(None) == begun
 
 
 def test_a_pending_resume_without_hooks_of_its_tags(hooks: Recorder, caplog: pytest.LogCaptureFixture) -> None:

@@ -271,6 +271,20 @@ def test_a_signal_at_the_end_of_a_suspension(
     assert (log, hook.suspended) == (["suspend world", "resume world"], ())
 
 
+def test_a_signal_at_the_end_of_a_resume_changes_no_order(torch: Any, register: Any, log: list[str]) -> None:
+    """The ranks resume in the same order: each call waits for the others."""
+    backends = [Backend(log, name) for name in ("world", "data")]
+    add(torch, *(Group(backend.own_name, backend) for backend in backends))
+    hook = register()
+    hook.suspend()
+    backends[1].raises_after = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        hook.resume()
+    backends[1].raises_after = None
+    hook.suspend()
+    assert hook.suspended == ("world", "data")
+
+
 def test_every_interruption_of_a_suspension(torch: Any, register: Any, log: list[str]) -> None:
     """After each of them, all that is suspended is resumed, and the lock is free."""
     backends = [Backend(log, name) for name in ("world", "data")]
