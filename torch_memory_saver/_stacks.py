@@ -43,7 +43,7 @@ _ALLOCATOR = (
     "c10::cuda::CUDACaching",
 )
 #: The length to which names of C++ functions are cut, because the arguments of templates are long.
-_LONGEST_NATIVE = 90
+_MAX_NATIVE = 90
 #: Numbers in files have 64 bits, with or without a sign.
 _MIN, _MAX = -(1 << 63), 1 << 64
 
@@ -199,7 +199,7 @@ def fold_native(stack: CallStack) -> tuple[Frame, ...]:
 
 
 def _cut(name: str) -> str:
-    return name if len(name) <= _LONGEST_NATIVE else name[: _LONGEST_NATIVE - 3] + "..."
+    return name if len(name) <= _MAX_NATIVE else name[: _MAX_NATIVE - 3] + "..."
 
 
 def title(stack: CallStack) -> str:

@@ -43,12 +43,12 @@ class NcclHook:
         self._lock = InterruptSafeLock()
         self._suspended: dict[str, nccl_communicators.Communicator] = {}  # by name
         self._logged: set[str] = set()
-        self._registrations = [register_hook("pause", tag, "after", self._after_pause)]
-        self._registrations.append(register_hook("resume", tag, "after", self._after_resume))
+        self._registrations = [register_hook("resume", tag, "after", self._after_resume)]  # first: a signal may follow
+        self._registrations.append(register_hook("pause", tag, "after", self._after_pause))
         nccl_communicators.add_handles(self._groups or ())
 
     def __repr__(self) -> str:
-        return f"<NcclHook: {', '.join(self._suspended) or 'nothing'} suspended now, {self._registrations[0]}>"
+        return f"<NcclHook: {', '.join(self._suspended) or 'nothing'} suspended now, {self._registrations[-1]}>"
 
     @property
     def suspended(self) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ class NcclHook:
         They name communicators that cannot be suspended, with the reason, and say how much NCCL keeps of those that were
         suspended, such as buffers of NVLS. The size is known after the first suspension.
         """
-        return nccl_communicators.what_stays(self._communicators())
+        return nccl_communicators.describe_unreleased(self._communicators())
 
     def suspend(self) -> None:
         """Suspend the communicators that are not suspended.
@@ -99,11 +99,11 @@ class NcclHook:
 
     def _suspend(self) -> None:
         found = self._communicators()
-        self._log(logging.WARNING, nccl_communicators.what_cannot_be_suspended(found))
+        self._log(logging.WARNING, nccl_communicators.describe_unsuspendable(found))
         for communicator in found:
             if communicator.why_not() is None:
                 nccl_communicators.suspend(communicator, self._suspended)
-        self._log(logging.INFO, nccl_communicators.what_is_kept(found))
+        self._log(logging.INFO, nccl_communicators.describe_kept(found))
 
     def _resume(self) -> None:
         for name, communicator in list(self._suspended.items()):

@@ -92,8 +92,8 @@ _VOTES = (
     Mutant(
         "a-short-timeout-leaves-the-store-no-time-for-an-answer",
         _VOTE,
-        "min(max(_SHORTEST_ANSWER_S, remaining), _LONGEST_ANSWER_S)",
-        "min(remaining, _LONGEST_ANSWER_S)",
+        "min(max(_MIN_ANSWER_S, remaining), _MAX_ANSWER_S)",
+        "min(remaining, _MAX_ANSWER_S)",
         (f"{_VOTE_TESTS}::test_a_store_has_a_second_for_an_answer_however_short_the_timeout_is",),
     ),
     Mutant(

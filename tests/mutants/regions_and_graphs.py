@@ -223,7 +223,7 @@ _PRESERVING = (
     Mutant(
         "overlapping-preserved-ranges-stay-apart",
         "torch_memory_saver/_engine/tensors/preserved.py",
-        "            begins, ends = _joined(begins, ends)\n",
+        "            begins, ends = _merge_touching(begins, ends)\n",
         "",
         ("torch:tests/gpu/test_preserve.py::test_storages_that_overlap_or_touch_are_one_range",),
     ),

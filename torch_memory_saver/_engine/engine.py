@@ -2,7 +2,7 @@
 
 A call is spelled three times: the public method (saver.py), the engine's, and the native core's. The engine's methods take
 the public arguments by keyword, because a program may register another engine (hook_modes.py). Engines share the pools of
-the process (process.py). No lock is held while torch, a callback or the core is called.
+the process (process.py). Engines hold no lock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a pause and a resume do before they call the core: their checks, their waits, and the arguments of the core's call.
+"""Preparation of a pause or resume: checks, waits, and the arguments of the core's call.
 
 The checks of `ranks` are made of the same functions, so that they find what the call would fail with.
 """

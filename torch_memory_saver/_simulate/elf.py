@@ -181,7 +181,7 @@ class _Reader:
             start = strings.offset + name
             if bind == _BIND_LOCAL or not name:
                 continue
-            if prefixes is not None and not self.data[start : start + _LONGEST_PREFIX].startswith(prefixes):
+            if prefixes is not None and not self.data[start : start + _MAX_PREFIX].startswith(prefixes):
                 continue
             index = 0
             if indices is not None:
@@ -197,7 +197,7 @@ class _Reader:
 
 
 #: Bytes of a name that are compared with the prefixes. No prefix may be longer.
-_LONGEST_PREFIX = 64
+_MAX_PREFIX = 64
 
 
 def read_library(path: Path, prefixes: tuple[str, ...] | None = None) -> SharedLibrary:

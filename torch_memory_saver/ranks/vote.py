@@ -66,7 +66,7 @@ _KEYS = ("agreement", "agreement/votes", "agreement/refusals", "outcome", "outco
 #: The part of the timeout after which a rank stops to wait for the others. The rest is for writing and reading the decision.
 _PART_FOR_WAITING = 0.9
 #: The shortest and the longest time that the store has for an answer. Python waits no longer.
-_SHORTEST_ANSWER_S, _LONGEST_ANSWER_S = 1.0, threading.TIMEOUT_MAX / 2
+_MIN_ANSWER_S, _MAX_ANSWER_S = 1.0, threading.TIMEOUT_MAX / 2
 #: The shortest and the longest time between two questions whether a decision exists.
 _PERIODS_S = (0.0005, 0.05)
 #: The longest wait of the main thread before it looks for signals. One that arrives just before a wait does not end it.
@@ -185,7 +185,7 @@ class Clock:
     def answer(self) -> float:
         """Return the seconds for which this rank may wait for an answer of the store."""
         remaining = max(self.seconds * (1 - _PART_FOR_WAITING), self._began + self.seconds - time.monotonic())
-        return min(max(_SHORTEST_ANSWER_S, remaining), _LONGEST_ANSWER_S)
+        return min(max(_MIN_ANSWER_S, remaining), _MAX_ANSWER_S)
 
 
 class Decision(NamedTuple):

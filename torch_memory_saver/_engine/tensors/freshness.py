@@ -261,7 +261,7 @@ def check_fresh(
         )
     rows = [row for row in _core.segments() if selects(checked.tags, row.tag) and _is_checked(row, checked)]
     _refuse_absent(rows)
-    classes = _Classes(checked)
+    classes = _SortedBlocks(checked)
     for block in list_blocks(rows):
         classes.add(block)
     return classes.report(stream)
@@ -328,7 +328,7 @@ class _Examined:
         return not (largest.dtype.is_floating_point or largest.dtype.is_complex)
 
 
-class _Classes:
+class _SortedBlocks:
     """The blocks of a check, sorted into the classes of the report."""
 
     def __init__(self, checked: Checked) -> None:
@@ -380,7 +380,7 @@ class _Classes:
         unwritten: list[_Examined] = []
         integers: list[_Examined] = []
         partly: list[_Examined] = []
-        for item in _pieces(self._candidates):
+        for item in _parts_or_blocks(self._candidates):
             if item.is_of_integers and (item.is_unwritten or item.is_partly_unwritten):
                 integers.append(item)
             elif item.is_unwritten:
@@ -389,10 +389,10 @@ class _Classes:
                 partly.append(item)
         stacks = _stacks()
         return FreshReport(
-            unwritten=_described(unwritten, stacks),
-            integers=_described(integers, stacks),
-            partly_written=_described(partly, stacks),
-            ignored=_described([item for item in self._ignored if item.is_unwritten], stacks),
+            unwritten=_describe_all(unwritten, stacks),
+            integers=_describe_all(integers, stacks),
+            partly_written=_describe_all(partly, stacks),
+            ignored=_describe_all([item for item in self._ignored if item.is_unwritten], stacks),
             checked_blocks=len(self._candidates),
             graph_unwritten_bytes=sum(item.bytes for item in self._of_graphs if item.is_unwritten),
             sampled_bytes=copied,
@@ -419,7 +419,7 @@ class _Classes:
         return copied
 
 
-def _pieces(items: Iterable[_Examined]) -> Iterator[_Examined]:
+def _parts_or_blocks(items: Iterable[_Examined]) -> Iterator[_Examined]:
     """Yield the blocks. A block that is written in parts is replaced by the tensors of modules in it, if there are any."""
     for item in items:
         if item.is_partly_unwritten and item.parts:
@@ -428,7 +428,7 @@ def _pieces(items: Iterable[_Examined]) -> Iterator[_Examined]:
             yield item
 
 
-def _described(items: list[_Examined], stacks: Callable[[Any], Any]) -> tuple[UnwrittenBlock, ...]:
+def _describe_all(items: list[_Examined], stacks: Callable[[Any], Any]) -> tuple[UnwrittenBlock, ...]:
     """Return the descriptions of blocks, the largest first."""
     return tuple(_describe(item, stacks) for item in sorted(items, key=lambda item: (-item.bytes, item.address)))
 

@@ -169,6 +169,8 @@ logger = logging.getLogger("torch_memory_saver")
 
 #: Storages: address -> bytes.
 _Storages = dict[int, int]
+#: An allocation, and the begins and the ends of the storages that are kept of it.
+_Kept = tuple[_core.Segment, list[int], list[int]]
 
 
 class PreserveHandle:
@@ -243,9 +245,9 @@ class Preserved:
         """Return the core's lists for a pause of the tags: the allocations without a backup of which it keeps contents, and
         the ranges that it keeps of them."""
         allocations, ranges = array("Q"), array("Q")
-        for row, begins, ends in _kept(self._storages(), tags):
+        for row, begins, ends in _kept_by_allocation(self._storages(), tags):
             allocations.append(row.address)
-            begins, ends = _joined(begins, ends)
+            begins, ends = _merge_touching(begins, ends)
             pairs = [0] * (2 * len(begins))
             pairs[::2], pairs[1::2] = begins, ends
             ranges.extend(pairs)
@@ -265,23 +267,22 @@ class Preserved:
 def _blocks(storages: Mapping[str | None, _Storages], tags: Tags) -> tuple[PreservedBlock, ...]:
     return tuple(
         PreservedBlock(address=begin, bytes=end - begin, device=row.device, tag=row.tag)
-        for row, begins, ends in _kept(storages, tags)
+        for row, begins, ends in _kept_by_allocation(storages, tags)
         for begin, end in zip(begins, ends, strict=True)
     )
 
 
-def _kept(by_tag: Mapping[str | None, _Storages], tags: Tags) -> Iterator[tuple[_core.Segment, list[int], list[int]]]:
-    """Yield, by address, the allocations of the tags without a backup, each with the begins and the ends of the storages
-    that are kept of it. Storages may overlap."""
+def _kept_by_allocation(by_tag: Mapping[str | None, _Storages], tags: Tags) -> Iterator[_Kept]:
+    """Yield, by address, what is kept of the allocations of the tags without a backup. Storages may overlap."""
     rows = [row for row in _core.segments() if row.backup == _core.BACKUP_NONE and selects(tags, row.tag)]
     rows.sort(key=lambda row: row.address)
-    storages = _merged(rows, by_tag)
-    _cut(rows, storages)
+    storages = _merge_registrations(rows, by_tag)
+    _cut_at_borders(rows, storages)
     for row, begins in _by_allocation(rows, sorted(storages)):
         yield row, begins, list(map(add, begins, map(storages.__getitem__, begins)))
 
 
-def _cut(rows: list[_core.Segment], storages: _Storages) -> None:
+def _cut_at_borders(rows: list[_core.Segment], storages: _Storages) -> None:
     """Divide the storages that lie in several allocations, the pieces of an expandable segment, at the borders of these."""
     ends = {row.address: row.address + row.bytes for row in rows}
     starts = list(ends)
@@ -298,7 +299,7 @@ def _cut(rows: list[_core.Segment], storages: _Storages) -> None:
                 storages[start] = max(storages.get(start, 0), min(end, border) - start)
 
 
-def _merged(rows: list[_core.Segment], by_tag: Mapping[str | None, _Storages]) -> _Storages:
+def _merge_registrations(rows: list[_core.Segment], by_tag: Mapping[str | None, _Storages]) -> _Storages:
     """Merge the storages of all registrations. A registration with a tag adds only storages in memory of that tag."""
     merged = by_tag.get(None, {}).copy()
     for tag, storages in by_tag.items():
@@ -326,7 +327,7 @@ def _by_allocation(rows: list[_core.Segment], addresses: list[int]) -> Iterator[
         position = end
 
 
-def _joined(begins: list[int], ends: list[int]) -> tuple[list[int], list[int]]:
+def _merge_touching(begins: list[int], ends: list[int]) -> tuple[list[int], list[int]]:
     """Merge ranges that overlap or touch, because each costs the driver a copy. They are sorted by begin, and not empty."""
     reached = list(accumulate(ends, max))
     is_apart = list(map(lt, reached, begins[1:]))

@@ -1,7 +1,7 @@
 """NCCL communicators of PyTorch's process groups, and those that a hook has by handle.
 
 Lists them, suspends and resumes one, and describes what keeps device memory. Imports nothing. Only `suspend`, `resume` and
-`what_is_held` call NCCL. The ledger has no hook, so the module keeps for it the handles of all hooks, and the bytes that
+`describe_held` call NCCL. The ledger has no hook, so the module keeps for it the handles of all hooks, and the bytes that
 NCCL keeps of suspended communicators. Each step on these two collections is atomic under the GIL, so there is no lock.
 """
 
@@ -19,14 +19,14 @@ __all__ = [
     "Communicator",
     "add_handles",
     "communicators",
+    "describe_held",
+    "describe_kept",
+    "describe_unreleased",
+    "describe_unsuspendable",
     "from_pairs",
     "remove_handles",
     "resume",
     "suspend",
-    "what_cannot_be_suspended",
-    "what_is_held",
-    "what_is_kept",
-    "what_stays",
 ]
 
 #: Names of PyTorch's two NCCL backends. The second is the default of PyTorch 2.15.
@@ -125,7 +125,7 @@ def resume(communicator: Communicator) -> None:
     _kept_bytes.pop(communicator.name, None)
 
 
-def what_stays(found: Sequence[Communicator] | None = None) -> str | None:
+def describe_unreleased(found: Sequence[Communicator] | None = None) -> str | None:
     """Return sentences about the communicators that keep device memory during a pause, with the reasons. None if there are
     none. Makes no call of NCCL, so what suspended communicators keep is known after their suspension.
 
@@ -133,10 +133,10 @@ def what_stays(found: Sequence[Communicator] | None = None) -> str | None:
         found: Communicators. None selects those of all process groups, and the handles of all hooks.
     """
     found = [*communicators(None), *communicators(_handles)] if found is None else found
-    return " ".join((*what_cannot_be_suspended(found), *what_is_kept(found))) or None
+    return " ".join((*describe_unsuspendable(found), *describe_kept(found))) or None
 
 
-def what_cannot_be_suspended(found: Iterable[Communicator]) -> Iterator[str]:
+def describe_unsuspendable(found: Iterable[Communicator]) -> Iterator[str]:
     """Return a sentence for each reason for which communicators cannot be suspended."""
     by_reason: dict[str, dict[str, Communicator]] = {}
     for each in found:
@@ -147,7 +147,7 @@ def what_cannot_be_suspended(found: Iterable[Communicator]) -> Iterator[str]:
         yield f"{subject} {'keep their' if many else 'keeps its'} device memory during a pause: {reason}."
 
 
-def what_is_kept(found: Iterable[Communicator]) -> Iterator[str]:
+def describe_kept(found: Iterable[Communicator]) -> Iterator[str]:
     """Return a sentence about the memory that NCCL keeps of suspended communicators, if there is any."""
     keeping = {each.name: each for each in found if _kept_bytes.get(each.name)}
     for kind in (GroupCommunicator, HandleCommunicator):
@@ -161,16 +161,16 @@ def what_is_kept(found: Iterable[Communicator]) -> Iterator[str]:
             )
 
 
-def what_is_held() -> str | None:
+def describe_held() -> str | None:
     """Return a sentence about the device memory of all process groups' communicators, by NCCL's own figures. None if they
-    hold none, or none tells its figure, as before PyTorch 2.12 and NCCL 2.29.7."""
+    hold none, or none reports a figure, as before PyTorch 2.12 and NCCL 2.29.7."""
     found: list[GroupCommunicator] = []
     size = 0
     for each in communicators(None):
         if isinstance(each, GroupCommunicator) and each.why_not() is None:
             try:
                 size += each.held_bytes()
-            except RuntimeError:  # it was aborted meanwhile
+            except RuntimeError:  # it was aborted since
                 continue
             found.append(each)
     if not size:

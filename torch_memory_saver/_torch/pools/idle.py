@@ -214,7 +214,7 @@ class IdlePools:
         return [pool for pools in self._idle.values() for pool in pools]
 
     def _forget_gone(self, torch: TorchCuda) -> list[dict[str, Any]]:
-        """Forgets the retired pools whose memory PyTorch has released. Returns PyTorch's segments."""
+        """Forget the retired pools whose memory PyTorch has released. Return PyTorch's segments."""
         known = set(self._retired)
         segments = torch.segments()
         listed = {tuple(segment.get("segment_pool_id", ())) for segment in segments}

@@ -19,8 +19,8 @@ has fallen, the memory is paused or the allocation is gone. Counters are looked 
 A pause does not wait for importers. They keep the physical memory that they have mapped, with its contents at the pause; the
 resumed memory is another one, which has to be sent again.
 
-A pause that refuses shared memory, or waits for importers, looks at what was sent and then pauses. No send succeeds between
-the two: a send is listed from before it asks for the memory until its storage is kept, and the look, under the same lock,
+A pause that refuses shared memory, or waits for importers, checks what was sent and then pauses. No send succeeds between
+the two: a send is listed from before it asks for the memory until its storage is kept, and the check, under the same lock,
 counts what is listed. If it finds nothing, it closes the tags, and later sends fail until the pause has ended.
 
 No storage is released under `_lock`, because that calls PyTorch's allocator.
@@ -62,7 +62,7 @@ logger = logging.getLogger("torch_memory_saver")
 
 Share = Callable[..., tuple[Any, ...]]
 #: Counters are read again after this many tensors were sent. Until then, blocks that no importer uses are kept.
-_LOOK_AFTER = 1000
+_COLLECT_AFTER = 1000
 #: Seconds between two readings of the counters during a wait for importers. Nothing announces a change.
 _POLL_SECONDS = 0.002
 
@@ -208,7 +208,7 @@ class SharedMemory:
         self._is_tested = False
         self._sending: dict[object, _core.Segment] = {}  # by call
         self._closed: dict[object, Tags] = {}  # by call
-        self._sends_until_look = _LOOK_AFTER
+        self._sends_until_collect = _COLLECT_AFTER
         #: The release of the importers' PyTorch; None: the release of this process.
         self.importer: str | None = None
 
@@ -322,8 +322,8 @@ class SharedMemory:
         else:
             memory = earlier  # of another thread, perhaps, that has sent of the same memory since then
         memory.sent.append(sent)
-        self._sends_until_look -= 1
-        return self._sends_until_look <= 0
+        self._sends_until_collect -= 1
+        return self._sends_until_collect <= 0
 
     # Memory that importers still use
 
@@ -334,7 +334,7 @@ class SharedMemory:
 
     def _forget(self, released: list[Any]) -> None:
         """Move the storages that no importer uses to `released`. The caller holds the lock."""
-        self._sends_until_look = _LOOK_AFTER
+        self._sends_until_collect = _COLLECT_AFTER
         for place, memory in list(self._memory.items()):
             if self._has_ended(memory):
                 released.append(self._memory.pop(place, None))

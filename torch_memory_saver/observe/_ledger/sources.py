@@ -156,7 +156,7 @@ def take_ledger(device: int | None, measure_context: bool = False) -> Ledger:
 
 
 def _remarks() -> Iterator[str]:
-    for sentence in (nccl_communicators.what_is_held(), nccl_communicators.what_stays()):
+    for sentence in (nccl_communicators.describe_held(), nccl_communicators.describe_unreleased()):
         if sentence is not None:
             yield sentence
     for row in _core.libraries():

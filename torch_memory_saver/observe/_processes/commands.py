@@ -12,7 +12,7 @@ from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = ["Ask", "Top"]
 
-_SHORTEST_INTERVAL_S, _DEFAULT_INTERVAL_S = 0.1, 2.0
+_MIN_INTERVAL_S, _DEFAULT_INTERVAL_S = 0.1, 2.0
 
 
 class Top(Command):
@@ -119,6 +119,6 @@ def _seconds(text: str) -> float:
 
 def _interval(text: str) -> float:
     seconds = _number(text)
-    if not _SHORTEST_INTERVAL_S <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least {_SHORTEST_INTERVAL_S}")
+    if not _MIN_INTERVAL_S <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least {_MIN_INTERVAL_S}")
     return seconds

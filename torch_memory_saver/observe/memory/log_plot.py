@@ -30,7 +30,7 @@ _MAX_LABELS = 24
 #: Upper limit of the vertical axis as a multiple of the highest value, so that labels have room above it.
 _HEADROOM = 1.55
 #: Maximum number of characters of a label.
-_LONGEST_LABEL = 26
+_MAX_LABEL = 26
 
 
 def plot_memory_log(path: str | os.PathLike[str], rows: Sequence[MemoryRow], *, title: str | None = None) -> None:
@@ -118,7 +118,7 @@ def _draw_panel(axes: Any, rows: list[MemoryRow], begin: float, unit: int) -> No
     for time, label in marks:
         axes.axvline(time, color=_INK, linewidth=0.5, alpha=0.5)
         if len(marks) <= _MAX_LABELS:
-            text = label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
+            text = label if len(label) <= _MAX_LABEL else label[: _MAX_LABEL - 1] + "…"
             # x in seconds, y as a share of the panel's height.
             where = axes.get_xaxis_transform()
             axes.text(time, 0.99, text, rotation=90, fontsize=6, color=_INK, ha="right", va="top", transform=where)

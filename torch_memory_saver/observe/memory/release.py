@@ -326,7 +326,7 @@ class CacheReleaser:
                 if capture_visible(torch):
                     break
                 gc.collect()  # may destroy CUDA graphs, which breaks captures as well
-                if capture_visible(torch):  # cuda_graph() announces its capture before it comes to the gate
+                if capture_visible(torch):  # a capture that the program begins by the runtime passes no gate
                     break
                 _empty_caches(torch)
             rounds += 1

@@ -53,7 +53,7 @@ MIN_PAUSES, MAX_PAUSES = 20, 50
 #: Characters of tags and roles that file names do not keep.
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.]+")
 #: Maximum number of characters of a tag or role in a file name, which has at most 255.
-_LONGEST_PART = 60
+_MAX_PART = 60
 _FOLDER = re.compile(r"step-(\d{6,})")
 _COUNTER = ".moment"
 _REMOVED = ".removed-"
@@ -178,7 +178,7 @@ class MemorySnapshotSampler:
     @staticmethod
     def _file_name(own: dict[str, Any]) -> str:
         parts = [own["tag"], f"rank{own['rank']}" if "rank" in own else "", f"pid{own['pid']}", own["role"]]
-        return "-".join(_NOT_IN_NAMES.sub("_", part)[:_LONGEST_PART] for part in parts if part) + ".pickle"
+        return "-".join(_NOT_IN_NAMES.sub("_", part)[:_MAX_PART] for part in parts if part) + ".pickle"
 
     def _count(self, error: Exception) -> None:
         self.failures += 1

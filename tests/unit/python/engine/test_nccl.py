@@ -395,25 +395,25 @@ def test_what_cannot_be_registered(torch: Any) -> None:
 def test_the_memory_that_nccl_tells_of(hooks: Recorder, torch: Any, register: Any, log: list[str]) -> None:
     """In the ledger, of each communicator that tells its figure; what was suspended is not held."""
     hooks.allocate("w")
-    assert nccl_communicators.what_is_held() is None
+    assert nccl_communicators.describe_held() is None
     backend = Backend(log, "world")
     backend.kept_bytes = 4 << 20
     add(torch, Group("world", backend), Group("old", Backend(log, "old", version=OLD)), Group("cpu", Gloo()))
     sentence = "The NCCL communicator of process group 'world' holds 20 MiB of device memory by NCCL's own figure."
-    assert nccl_communicators.what_is_held() == sentence
+    assert nccl_communicators.describe_held() == sentence
     assert sentence in str(hooks.saver.ledger()).splitlines()
     register()
     hooks.saver.pause()
-    assert str(nccl_communicators.what_is_held()).startswith("The NCCL communicator of process group 'world' holds 4 MiB")
+    assert str(nccl_communicators.describe_held()).startswith("The NCCL communicator of process group 'world' holds 4 MiB")
     backend.kept_bytes = 0
-    assert nccl_communicators.what_is_held() is None
+    assert nccl_communicators.describe_held() is None
 
 
 def test_a_communicator_that_ends_meanwhile_has_no_figure(torch: Any, log: list[str]) -> None:
     first, second = Backend(log, "first"), Backend(log, "second")
     add(torch, Group("first", first), Group("second", second))
     first.memory_stats = _aborted  # type: ignore[method-assign]
-    assert "'second' holds" in str(nccl_communicators.what_is_held())
+    assert "'second' holds" in str(nccl_communicators.describe_held())
 
 
 def _aborted() -> dict[str, int]:

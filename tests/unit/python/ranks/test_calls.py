@@ -106,7 +106,7 @@ def world(simulator: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
     monkeypatch.setattr(ranks, "group_of_ranks", group_of_ranks)
     monkeypatch.setattr(ranks, "Clock", EndedClock)
-    monkeypatch.setattr(vote, "_SHORTEST_ANSWER_S", TIMEOUT_S)  # the store is there, also with a shorter timeout
+    monkeypatch.setattr(vote, "_MIN_ANSWER_S", TIMEOUT_S)  # the store is there, also with a shorter timeout
     yield made
     made.close()
 

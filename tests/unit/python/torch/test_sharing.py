@@ -160,7 +160,7 @@ def test_counters_are_looked_at_while_more_is_sent(shared: SharedMemory) -> None
     fall(send(shared, storage))
     del storage
     other = FakeStorage(20, address=address)
-    for _ in range(sent_memory._LOOK_AFTER):
+    for _ in range(sent_memory._COLLECT_AFTER):
         send(shared, other)
     gc.collect()
     assert alive() is None

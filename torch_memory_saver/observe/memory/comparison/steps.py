@@ -24,7 +24,7 @@ __all__ = ["at_one_point", "point_name"]
 
 #: A point occurs throughout a recording if it is never absent for more than this share of the snapshots. Then it occurs at
 #: least three times.
-_LONGEST_ABSENCE = 1 / 3
+_MAX_ABSENCE = 1 / 3
 
 
 def at_one_point(series: Series) -> Series:
@@ -54,7 +54,7 @@ def point_name(snapshot: Snapshot) -> str:
 
 def _points(names: Sequence[Hashable]) -> Sequence[Hashable]:
     """Return the point of each snapshot, given the names of the snapshots in order of time."""
-    for period in range(1, int(len(names) * _LONGEST_ABSENCE) + 1):
+    for period in range(1, int(len(names) * _MAX_ABSENCE) + 1):
         if all(before == after for before, after in zip(names, names[period:], strict=False)):
             return [place % period for place in range(len(names))]
     return names
@@ -62,7 +62,7 @@ def _points(names: Sequence[Hashable]) -> Sequence[Hashable]:
 
 def _occurs_throughout(places: Sequence[int], length: int) -> bool:
     absences = [after - before for before, after in pairwise([-1, *places, length])]
-    return max(absences) <= length * _LONGEST_ABSENCE
+    return max(absences) <= length * _MAX_ABSENCE
 
 
 def _live_bytes(snapshot: Snapshot) -> int:

@@ -88,7 +88,7 @@ def test_what_could_not_be_counted_is_a_remark(saver: TorchMemorySaver, monkeypa
 
 
 def test_what_nccl_keeps_is_a_remark(saver: TorchMemorySaver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taking.nccl_communicators, "what_stays", lambda: "The NCCL communicator keeps its memory.")
+    monkeypatch.setattr(taking.nccl_communicators, "describe_unreleased", lambda: "The NCCL communicator keeps its memory.")
     ledger = saver.ledger()
     assert ledger.remarks == ("The NCCL communicator keeps its memory.",)
     assert str(ledger).splitlines()[-1] == "The NCCL communicator keeps its memory."
