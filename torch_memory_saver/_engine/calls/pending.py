@@ -104,11 +104,11 @@ class PendingResume:
         )
 
     def _call_hooks(self) -> None:
-        """Call the after-callbacks of the ended resume, unless they were called.
+        """Call the after-callbacks of the ended resume, unless they were called. Wait if another thread is calling them.
 
         Failures are logged: they concern the caller of :meth:`wait`, which raises the failure of the resume again.
         """
-        if self._hooks is None or self._hooks.called:
+        if self._hooks is None or self._hooks.finished:
             return
         try:
             self.wait()

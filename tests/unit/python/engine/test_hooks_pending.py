@@ -262,6 +262,26 @@ def test_a_wait_between_two_callbacks_of_its_own_thread(
     assert refused == [True]
 
 
+def test_a_pause_waits_for_callbacks_that_another_thread_calls(hooks: Recorder, pending: Any) -> None:
+    """Otherwise a callback would deregister memory that the other thread has not finished to register."""
+    begun = pending()
+    waiting = begun._hooks._finish._waiting
+
+    def let_another_thread_pause() -> None:
+        pause.start()
+        wait_until(lambda: bool(waiting) or hooks.events[-1] == ("p", "before"))
+        hooks.events.append(("callback", "ends"))
+
+    hooks.on_pause("p")
+    hooks.does["one", "after"] = let_another_thread_pause  # the last of the callbacks
+    pause = threading.Thread(target=hooks.saver.pause)
+    begun.wait()
+    pause.join(TIMEOUT_S)
+    assert hooks.take_events()[-4:] == ["one after", "callback ends", "p before", "p after"]
+    assert hooks.states() == {_core.STATE_PAUSED}
+    assert waiting == []
+
+
 def test_no_pending_resume_is_overlooked_while_another_is_removed(hooks: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b"):
         hooks.allocate(name)
