@@ -273,8 +273,7 @@ class PendingHooks:
     """The callbacks of a background resume that remain to be called. Any thread may use the object.
 
     Attributes:
-        called: Whether a thread has begun to call the callbacks.
-        uncalled: The callbacks, until then.
+        uncalled: The callbacks, until a thread begins to call them.
         finished: Whether the callbacks have returned.
     """
 
@@ -282,10 +281,6 @@ class PendingHooks:
         self.uncalled = [callbacks]
         self.finished = False
         self._finish = Notifier()
-
-    @property
-    def called(self) -> bool:
-        return not self.uncalled
 
     def end(self) -> None:
         """Wake the threads that wait for the callbacks. May be repeated."""

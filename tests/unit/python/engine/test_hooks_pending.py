@@ -156,8 +156,8 @@ def test_a_signal_while_the_callbacks_begin_leaves_no_thread_waiting() -> None:
 
     for place in every_interruption(call):
         for each in callbacks:
-            assert not each.called or each.finished, place
-    assert callbacks[-1].called and callbacks[-1].finished
+            assert each.uncalled or each.finished, place
+    assert not callbacks[-1].uncalled and callbacks[-1].finished
 
 
 def _nothing(*arguments: Any) -> None:
