@@ -345,15 +345,12 @@ PYTHON_TESTS := tests/unit/python
 NOT_SANITIZED += --ignore=tests/unit/preload/test_harmless.py
 NOT_SANITIZED += $(addprefix --deselect=tests/unit/preload/test_process.py::,test_beside_another_preloaded_library \
 	test_beside_jemalloc test_allocations_inside_an_allocation_are_not_the_programs)
-# These tests need PyTorch, or repeat the same calls at each bytecode.
-NOT_SANITIZED += $(patsubst %,--ignore=$(PYTHON_TESTS)/torch/test_%.py,torch_cpu interrupted_regions)
-# These tests read files, compute, print or vote, and call the libraries as other tests do.
+# These tests read files, compute, print or vote, have a stand-in for PyTorch, and call the libraries as other tests do.
 NOT_SANITIZED += $(addprefix --ignore=$(PYTHON_TESTS)/,engine/test_arguments.py test_without_observers.py test_turns.py \
-	setup cli layer_graphs ranks observe/doctor observe/events/timeline observe/memory observe/store)
+	setup cli layer_graphs ranks torch vllm observe/doctor observe/events/timeline observe/memory observe/store)
 NOT_SANITIZED += $(patsubst %,--ignore=$(PYTHON_TESTS)/simulate/test_%.py,simulate pytest_plugin)
 # ASan's own allocator can wait for ever in the forked child of a process with threads, which each process of pytest-xdist is.
-NOT_SANITIZED += $(addprefix --ignore=$(PYTHON_TESTS)/,torch/test_collector.py two_users)
-NOT_SANITIZED += --deselect=$(PYTHON_TESTS)/torch/test_late_devices.py::test_a_forked_child_makes_no_call_of_its_parent
+NOT_SANITIZED += --ignore=$(PYTHON_TESTS)/two_users
 NOT_SANITIZED += --deselect=$(PYTHON_TESTS)/test_exit.py::test_a_forked_child_leaves_its_parents_resources
 NOT_SANITIZED += $(addprefix --deselect=$(PYTHON_TESTS)/backup/test_host_memory.py::test_a_forked_child_,\
 	closes_nothing_of_its_parents inherits_copies_of_a_backup_and_not_its_memory)
