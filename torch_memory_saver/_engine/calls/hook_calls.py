@@ -24,8 +24,8 @@ A resume in the background takes the first four steps in the call that begins it
 in a later call that finds it ended (pending.py). In a process without hooks only `perform` is called, at once.
 
 Any thread may call. A pause or resume of a signal handler or finalizer is refused while its thread is inside one. A signal
-whose handler raises ends the wait for a turn on the main thread. Wherever it raises, the turn ends, the callbacks that must follow are called, and a resume that has begun is
-handed on.
+whose handler raises ends the wait for a turn on the main thread. Wherever it raises, the turn ends, the callbacks that must
+follow are called, and a resume that has begun is handed on.
 """
 
 from __future__ import annotations
